@@ -610,6 +610,21 @@ class FastForward(_PartOfLoader):
         return batches
 
 
+def refuse_unshared(loader: Any, where: str) -> None:
+    """Raise for a loader that would give each of several processes the same batches; an object of one's own is trusted.
+
+    Raises:
+        ConfigError: it is such a loader.
+    """
+    plain = isinstance(loader, DataLoader | list | tuple) and getattr(loader, "size", 1) == 1
+    if current_world().size > 1 and plain and not any(hasattr(own, "num_replicas") for own in _samplers(loader)):
+        what = (
+            f"a {type(loader).__name__} that was not made for {current_world().size} ranks gives all the same batches"
+        )
+        remedy = "make it with make_loader, in a script after ddp_init_group(run_opts), or with a DistributedSampler"
+        raise ConfigError(f"{where}: {what}; {remedy}")
+
+
 def first_batch(loader: Any) -> Any:
     """The first batch of a loader; random generators, samplers and streams stay as they are.
 

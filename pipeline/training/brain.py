@@ -25,7 +25,9 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, is_unlabelled, raise_no_samples, shape_of, split
-from pipeline.data.loader import LimitedLoader, make_loader
+from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
+from pipeline.distributed.main_process import join
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.meters import MOST, Meter, Meters
 from pipeline.training.nonfinite import check_divergence
@@ -154,7 +156,7 @@ class Brain:
         train_loader_kwargs: Mapping[str, Any] | None = None,
         valid_loader_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Train, without a config.
+        """Train, without a config. Under torchrun the processes share the work, see ``pipeline/distributed/README.md``.
 
         With a checkpointer it goes on from the newest checkpoint that a fit has saved there, also in the middle of an
         epoch: weights, optimizers, counters, random generators, and what ``add_recoverable`` has named. After it
@@ -181,6 +183,7 @@ class Brain:
         self._refuse_uncalled()
         if self._run_options.test_only:
             return
+        join()
         train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
         valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
         self._debug_folder = self._new_debug_folder()
@@ -206,9 +209,10 @@ class Brain:
             test_loader_kwargs: keyword arguments of the DataLoader.
 
         Returns:
-            The mean loss over samples.
+            The mean loss over samples, the same on all ranks.
         """
         self._refuse_uncalled()
+        join()
         loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
         self._place_modules()
         with self._checkpoints_in(self._debug_folder):
@@ -224,6 +228,7 @@ class Brain:
             stage: what for.
             loader_kwargs: keyword arguments of torch's DataLoader.
         """
+        join()
         seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
         return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
 
@@ -557,7 +562,8 @@ class Brain:
         checkpointer = self.checkpointer
         recoverables = dict(checkpointer._recoverables) if checkpointer else {}
         if checkpointer and folder:
-            self.checkpointer = Checkpointer(Path(folder.name))
+            # That of rank 0; the others' stay empty.
+            self.checkpointer = Checkpointer(Path(current_world().broadcast(folder.name)))
             self.checkpointer._recoverables = dict(recoverables)
         try:
             yield
@@ -575,6 +581,7 @@ class Brain:
         elif keywords:
             what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
             raise ConfigError(f"{what}; give fit the dataset, or leave it out")
+        refuse_unshared(loader, f"{stage.name.lower()}_set")
         return LimitedLoader(loader, options.debug_batches) if options.debug else loader
 
 

@@ -19,6 +19,7 @@ from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import length, without_state
+from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
@@ -43,11 +44,12 @@ def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | No
         brain: whose pass it is.
         title: what stands before it.
         batches: how many there will be; None: that isn't known.
-        show: whether it is; None: where stderr is a terminal, unless the Brain has ``noprogressbar``.
+        show: whether it is; None: where stderr is a terminal, unless the Brain has ``noprogressbar``. Rank 0 alone shows it.
     """
     columns = *Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}")
     shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
+    disable = not (shown and current_world().is_main)
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disable) as bar:
         bar.add_task(title, total=batches, loss="")
         yield bar
 
