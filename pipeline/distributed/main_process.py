@@ -10,34 +10,30 @@ from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from pipeline.distributed.world import Failure, PeerError, World, describe, exit_code, joined
+from pipeline.distributed.world import SINGLE, World, current_world, joined
 from pipeline.errors import ConfigError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_world = ExitStack()
+_group = ExitStack()
+
+# The functions in work that rank 0 alone has called; in these nothing waits for the others.
+_alone: list[Callable[..., Any]] = []
 
 
 @atexit.register
 def _leave() -> None:
-    """Leave the others, as one that has failed where an error has ended the script."""
+    # What has ended the script, if anything has.
     error: BaseException | None = getattr(sys, "last_value", None)
     with suppress(Exception):
-        _world.__exit__(type(error) if error else None, error, None)
-
-
-# The functions in work that rank 0 alone has called; in these nothing waits for the others.
-_alone: list[str] = []
-
-
-def join() -> World:
-    """Join the processes that a launcher has started, for as long as this one lives; without a launcher it is alone."""
-    return _world.enter_context(joined())
+        _group.__exit__(type(error) if error else None, error, None)
 
 
 def ddp_init_group(run_opts: Mapping[str, Any]) -> None:
-    """Join the processes that torchrun has started, as ``fit`` does too.
+    """Join the processes that torchrun has started, until this one ends; else ``fit`` does it for as long as it trains.
+
+    Loaders that are made after it give each of them its part.
 
     Args:
         run_opts: run options. The backend is nccl on a GPU and gloo on a CPU, whatever ``distributed_backend`` says.
@@ -48,12 +44,13 @@ def ddp_init_group(run_opts: Mapping[str, Any]) -> None:
     if run_opts.get("distributed_launch") and "RANK" not in os.environ:
         what = "distributed_launch is set, and no launcher has started this process"
         raise ConfigError(f"ddp_init_group: {what}; start the script with torchrun")
-    join()
+    if current_world() is SINGLE:
+        _group.enter_context(joined())
 
 
 def if_main_process() -> bool:
     """Whether this process is that of rank 0, or the only one."""
-    return join().is_main
+    return bool(_alone) or os.environ.get("RANK", "0") == "0"
 
 
 def main_process_only(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -62,24 +59,21 @@ def main_process_only(function: Callable[_P, _T]) -> Callable[_P, _T]:
     What it returns has to be something that pickle takes.
     """
 
+    def on_main(world: World, args: Any, kwargs: Any) -> _T | None:
+        if not world.is_main:
+            return None
+        _alone.append(function)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _alone.pop()
+
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        world = join()
-        if world.size == 1 or _alone:
+        if _alone:
             return function(*args, **kwargs)
-        result, error = None, None
-        if world.is_main:
-            _alone.append(function.__name__)
-            try:
-                result = function(*args, **kwargs)
-            except Exception as raised:
-                error = raised
-            finally:
-                _alone.pop()
-        result, failure = world.broadcast((result, error and Failure(0, exit_code(error), describe(error))))
-        if failure:
-            raise error or PeerError(failure)
-        return result  # type: ignore[return-value] # rank 0 has called it
+        with joined() as world:
+            return world.broadcast(world.attempt(lambda: on_main(world, args, kwargs)))  # type: ignore[return-value]
 
     return call
 
@@ -108,9 +102,9 @@ def run_on_main(
     """
 
     @main_process_only
-    def on_main() -> None:
+    def first() -> None:
         func(*args or (), **kwargs or {})
 
-    on_main()
+    first()
     if post_func and (run_post_on_main or not if_main_process()):
         post_func(*post_args or (), **post_kwargs or {})

@@ -26,8 +26,7 @@ from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, is_unlabelled, raise_no_samples, shape_of, split
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
-from pipeline.distributed.main_process import join
-from pipeline.distributed.world import current_world
+from pipeline.distributed.world import current_world, joined
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.meters import MOST, Meter, Meters
 from pipeline.training.nonfinite import check_divergence
@@ -183,11 +182,10 @@ class Brain:
         self._refuse_uncalled()
         if self._run_options.test_only:
             return
-        join()
-        train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
-        valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
         self._debug_folder = self._new_debug_folder()
-        with self._checkpoints_in(self._debug_folder):
+        with joined(), self._checkpoints_in(self._debug_folder):
+            train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
+            valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
             self.on_fit_start()
             class_path.load(class_path.parse(FIT))(self, train, valid, progressbar).run(epoch_counter)
 
@@ -212,12 +210,12 @@ class Brain:
             The mean loss over samples, the same on all ranks.
         """
         self._refuse_uncalled()
-        join()
-        loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
-        self._place_modules()
-        with self._checkpoints_in(self._debug_folder):
-            self.on_evaluate_start(max_key, min_key)
-        loss: float = class_path.load(class_path.parse(TEST))(self, loader, progressbar)
+        with joined():
+            loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
+            self._place_modules()
+            with self._checkpoints_in(self._debug_folder):
+                self.on_evaluate_start(max_key, min_key)
+            loss: float = class_path.load(class_path.parse(TEST))(self, loader, progressbar)
         return loss
 
     def make_dataloader(self, dataset: Any, stage: Stage, **loader_kwargs: Any) -> Iterable[Any]:
@@ -228,7 +226,6 @@ class Brain:
             stage: what for.
             loader_kwargs: keyword arguments of torch's DataLoader.
         """
-        join()
         seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
         return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
 

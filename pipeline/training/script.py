@@ -33,7 +33,6 @@ _MAPPING = "tag:yaml.org,2002:map"
 _log = ExitStack()
 
 
-@main_process_only
 def create_experiment_directory(
     experiment_directory: str | os.PathLike[str],
     hyperparams_to_save: str | os.PathLike[str] | None = None,
@@ -62,6 +61,13 @@ def create_experiment_directory(
     """
     if log_config is not None:
         raise ConfigError(f"create_experiment_directory: log_config is {log_config!r}; {NOT_TAKEN['log_config']}")
+    script = sys._getframe(1).f_globals.get("__file__")
+    _fill(Path(experiment_directory), script, hyperparams_to_save, overrides, save_env_desc)
+
+
+@main_process_only
+def _fill(folder: Path, script: Any, hyperparams_to_save: Any, overrides: Any, save_env_desc: bool) -> None:
+    """Write everything into the folder of an experiment."""
     contents = {}
     if hyperparams_to_save is not None:
         contents["hyperparams.yaml"] = _resolved(Path(hyperparams_to_save), overrides).encode()
@@ -69,8 +75,6 @@ def create_experiment_directory(
         raise ConfigError("create_experiment_directory: overrides without hyperparams_to_save; name their file")
     if save_env_desc:
         contents["env.log"] = _environment().encode()
-    folder = Path(experiment_directory)
-    script = sys._getframe(2).f_globals.get("__file__")
     with storage.storing(folder, "choose another folder"):
         if script and Path(script).is_file():
             contents[Path(script).name] = Path(script).read_bytes()
