@@ -103,7 +103,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     Anything else stays as it is.
     """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        # A copy to the CPU is read at once.
+        return batch.to(device, non_blocking=device.type != "cpu")
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):

@@ -163,6 +163,25 @@ class World:
             raise error
         return result  # type: ignore[return-value] # it has returned
 
+    def gather(self, value: _T) -> list[_T]:
+        """On rank 0 the values of all processes, by rank; elsewhere none."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size if self.is_main else []
+        with self.collective("gather"):
+            distributed.gather_object(value, values or None)
+        return values
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In the block, code that would call the other processes where torch.distributed is initialised, finds that it is not."""
+        group = distributed.GroupMember.WORLD
+        distributed.GroupMember.WORLD = None
+        try:
+            yield
+        finally:
+            distributed.GroupMember.WORLD = group
+
     def once_per_host(self, function: Callable[[], _T]) -> _T:
         """What a function returns that one process of each host calls, such as a download; the others wait for it.
 

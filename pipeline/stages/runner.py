@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,13 @@ class Runner(RunnerBase):
         loaded = next(iter(checkpoints), None)
         for path in checkpoints:
             if path != loaded:
-                counters = load_next(path, context["model"])
+                # A damaged one is left out by all ranks, as rank 0 finds it.
+                world = context["world"]
+                counters = world.broadcast(load_next(path, context["model"]) if world.is_main else None)
                 if counters is None:
                     continue
+                if not world.is_main:
+                    load_next(path, context["model"])
                 context["train_state"].update(counters)
             self.checkpoint = path.name if len(checkpoints) > 1 else ""
             checkpoints[path] = self._evaluate_phases(context)
@@ -146,7 +151,9 @@ class Runner(RunnerBase):
                 # A name of a phase or dataset has no dot.
                 name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
                 path = self._predictions_path(context, settings, name)
-                with prediction_formats()[settings.format].load()(path) as write:
+                # Rank 0 writes those of all ranks.
+                is_main = context["world"].is_main
+                with prediction_formats()[settings.format].load()(path) if is_main else nullcontext(_nothing) as write:
                     numbers = evaluate(brain, batches, Stage.TEST, metrics, write, readable=readable)
             logger.info(f"predictions of phase '{phase.name}' are in {path}")
             return numbers
@@ -158,3 +165,7 @@ class Runner(RunnerBase):
         folder: Path = context["run_dir"] / context["runner_name"]
         path = Path(settings.path) if settings.path else folder / f"{name}_predictions.{settings.format}"
         return path.parent / self.checkpoint / path.name
+
+
+def _nothing(predictions: Any, target: Any, batch: Any) -> None:
+    """Write nothing of a batch."""

@@ -15,14 +15,16 @@ from torch import nn
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
-from pipeline.data.batch import is_unlabelled, on_device, shape_of
+from pipeline.data.batch import EmptySlice, is_unlabelled, on_device
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
+from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
+from pipeline.training.metrics.ranks import Judges, computed
 from pipeline.training.optim_scheduler import Losses
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
@@ -61,8 +63,9 @@ def evaluate(
     observe: Callable[[Any, Any, Any], None] | None = None,
     epoch: int | None = None,
     readable: Callable[[Any, Any], Any] | None = None,
+    world: World | None = None,
 ) -> dict[str, float]:
-    """One pass without training.
+    """One pass without training, on all ranks: each has batches of its own, and all get the same numbers.
 
     Args:
         brain: computes predictions and losses.
@@ -73,6 +76,7 @@ def evaluate(
             there is no loss, and the target may be None.
         epoch: the one that is validated; None in a test.
         readable: makes of (predictions, batch) what metrics and ``observe`` get, in place of the Brain's ``readable``.
+        world: the ranks that evaluate together; None: all.
 
     Returns:
         ``loss``, if one was computed, the metrics by name, and what the Brain has logged.
@@ -81,31 +85,38 @@ def evaluate(
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
     loss, samples, make_readable = Mean(), 0, readable or partial(type(brain).readable, brain)
-    for metric in metrics.values():
-        metric.reset()
+    world = world or current_world()
+    judges = Judges(metrics, observe, world, brain.device)
     with evaluating(brain):
         brain.on_stage_start(stage, epoch)
-        for batch in batches:
+        for batch in judges.rounds(batches):
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             SHUTDOWN.raise_if_requested()
             brain.step += 1
+            if isinstance(batch, EmptySlice):
+                judges.skip()
+                continue
             samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
             predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)
             if losses:
                 loss.add_mean(brain._reported_loss(losses), samples)
             if metrics or observe:
                 target = _target(brain, batch, needed=bool(metrics))
-                predictions = make_readable(predictions, batch)
-            for metric in metrics.values():
-                metric.update(predictions, target)
-            if observe:
-                observe(predictions, target, batch)
-        if not samples:
-            raise DataError("the evaluated dataset gave no batch; check it")
-        mean = loss.compute() if loss.sums else math.nan
-        numbers = ({"loss": mean} if loss.sums else {}) | computed(metrics)
-        brain.on_stage_end(stage, mean, epoch)
+                judges.judge(make_readable(predictions, batch), target, batch)
+        numbers = _numbers(loss, samples, metrics, world)
+        brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
+        if world.size > 1:
+            brain._pass_numbers.merge(world.all_gather(brain._pass_numbers.state_dict()))
         return brain._with_logged(numbers)
+
+
+def _numbers(loss: Mean, samples: int, metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
+    """The loss, if one was computed, and the metrics; ``samples``: of the last batch of this rank, 0 if it had none."""
+    ranks = world.all_gather((samples, bool(loss.sums)))
+    if not any(count for count, _ in ranks):
+        raise DataError("the evaluated dataset gave no batch; check it")
+    own = {"loss": loss} if any(has_loss for _, has_loss in ranks) else {}
+    return computed({**own, **metrics}, world)
 
 
 # What a Brain's ``compute_objectives`` raises for a batch that has no target.
@@ -162,23 +173,6 @@ def batches_of(loader: Any, device: torch.device) -> Iterator[Iterable[Any]]:
         yield batches
 
 
-def computed(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The numbers of metrics.
-
-    Raises:
-        DataError: one has computed something else.
-    """
-    numbers = {}
-    for name, metric in metrics.items():
-        value = metric.compute()
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            what = f"metric '{name}': {type(metric).__name__}.compute returned {shape_of(value)}"
-            raise DataError(f"{what}; return a number, or a tensor with one element") from error
-    return numbers
-
-
 # Evaluates a phase: a verb of the runner stage.
 Verb = Callable[[Context, Phase], Mapping[str, float]]
 
@@ -208,6 +202,8 @@ def report_evaluation(
         raise DataError(f"{what}; return a dict of numbers by name")
     numbers = dict(returned)
     extend_metrics(context, phase.name, numbers)
+    # A verb of the user's own, and plugins of rank 0, may have others there; what is decided by them, all decide alike.
+    numbers = current_world().broadcast(numbers)
     newest = context.peek("metrics").setdefault(phase.name, {})
     newest |= {reported_as(name): value for name, value in numbers.items()}
     hooks.after_validation(context=context, phase=phase.name, metrics=numbers)

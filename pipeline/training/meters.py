@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -132,3 +132,10 @@ class Meters(dict[str, Meter]):
         for name, meter_state in state.items():
             self[name] = Meter()
             self[name].load_state_dict(meter_state)
+
+    def merge(self, states: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from the means of all ranks together."""
+        self.clear()
+        for name, own in (item for state in states for item in state.items()):
+            meter = self.setdefault(name, Meter())
+            vars(meter).update({key: value + vars(meter)[key] for key, value in own.items() if key != "first"})

@@ -21,8 +21,8 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import Brain, Stage
-from pipeline.training.evaluation import computed
 from pipeline.training.meters import MOST
+from pipeline.training.metrics.ranks import computed
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
@@ -281,7 +281,7 @@ class TrainPass:
         self.resources.close()
         loss = brain._pass_loss.mean()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
-        self.numbers = brain._with_logged({"loss": loss, **computed(self.metrics)})
+        self.numbers = brain._with_logged({"loss": loss, **computed(self.metrics, current_world())})
 
     def entry_state(self) -> EntryState:
         """What a checkpoint keeps; on a GPU this waits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,8 @@ from pipeline.errors import ConfigError
 from pipeline.training.metrics.base import LABELS, SumMetric, flat_pairs, no_labels, wide
 
 BINS = 4096
+# What a state has beside sums that are added.
+_PARTS = {"scores", "positive", "edges", "bins"}
 NOTICEABLE = 0.001
 
 
@@ -92,6 +94,26 @@ class AUC(SumMetric):
         if self.edges is None:
             self.samples.append(state["scores"], state["positive"])
 
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the states of all ranks together: exact where no rank has more than ``exact_samples``.
+
+        Else the bins are those of the first rank that has some; samples that another has counted go there bin by bin, so
+        that the area is off by up to twice as much.
+        """
+        edges = next((state["edges"] for state in states if "edges" in state), None)
+        super().merge([{name: state[name] for name in state.keys() - _PARTS} for state in states])
+        self.edges = edges
+        for state in states:
+            if edges is None:
+                self.samples.append(state["scores"], state["positive"])
+            elif "edges" in state:
+                last = state["edges"].new_full((1,), math.inf)
+                scores = torch.cat([state["edges"], last]).repeat(2)
+                positive = torch.arange(2 * BINS) >= BINS
+                self.add(bins=_bin_counts(scores, positive, edges, state["bins"]))
+            else:
+                self.add(bins=_bin_counts(state["scores"].to(edges), state["positive"], edges))
+
     def _from_bins(self, bins: Tensor, single: Tensor) -> float:
         negatives, positives = bins.view(2, BINS)
         mixed = (negatives * positives)[~single].sum() / 2
@@ -139,10 +161,11 @@ def _bins_of_one_score(edges: Tensor) -> Tensor:
     return torch.cat([ends, edges[1:] <= next_up[:-1], ends])
 
 
-def _bin_counts(scores: Tensor, positive: Tensor, edges: Tensor) -> Tensor:
-    """How many negatives and how many positives fall into each bin, [2 * BINS]."""
+def _bin_counts(scores: Tensor, positive: Tensor, edges: Tensor, counts: Tensor | None = None) -> Tensor:
+    """How many negatives and how many positives fall into each bin, [2 * BINS]; ``counts``: how many each score stands for."""
     place = torch.bucketize(scores, edges) + BINS * positive
-    return torch.zeros(2 * BINS, dtype=torch.int64, device=edges.device).index_add(0, place, torch.ones_like(place))
+    counts = torch.ones_like(place) if counts is None else counts
+    return torch.zeros(2 * BINS, dtype=torch.int64, device=edges.device).index_add(0, place, counts)
 
 
 def _area(positives: Tensor, negatives: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -172,6 +172,12 @@ class SumMetric:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.sums = dict(state)
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the states of all ranks together."""
+        self.reset()
+        for state in states:
+            self.add(**state)
 
 
 class MeanMetric(SumMetric):

@@ -159,3 +159,34 @@ def test_auc_keeps_no_batch_alive() -> None:
 def test_auc_that_keeps_no_sample_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^AUC: exact_samples is 0; it must be above 0$"):
         AUC(exact_samples=0)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_ranks_with_more_samples_than_are_kept_are_merged_bin_by_bin(spread: float) -> None:
+    draw = torch.Generator().manual_seed(3)
+    ranks, whole = [], AUC()
+    # The last rank has few; the second has other scores, and a score that a tenth of all samples share.
+    for count, shift in ((40_000, 0.0), (60_000, spread), (900, 0.0)):
+        labels = torch.randint(2, (count,), generator=draw).float()
+        scores = torch.randn(count, generator=draw, dtype=torch.float64) + labels + shift
+        scores[::10] = 0.25
+        rank = AUC(exact_samples=1000)
+        for own in (rank, whole):
+            own.update(scores, labels)
+        ranks.append(rank)
+    merged = AUC(exact_samples=1000)
+    merged.merge([rank.state_dict() for rank in ranks])
+    assert merged.compute() == pytest.approx(whole.compute(), abs=1 / 1024)
+
+
+def test_samples_of_ranks_are_merged_exactly_though_they_are_more_than_one_keeps() -> None:
+    draw = torch.Generator().manual_seed(3)
+    scores, labels = torch.randn(3000, generator=draw), torch.randint(2, (3000,), generator=draw).float()
+    ranks, whole, merged = [], AUC(), AUC(exact_samples=1000)
+    whole.update(scores, labels)
+    for part, own in zip(scores.chunk(3), labels.chunk(3), strict=True):
+        rank = AUC(exact_samples=1000)
+        rank.update(part, own)
+        ranks.append(rank.state_dict())
+    merged.merge(ranks)
+    assert merged.compute() == whole.compute()

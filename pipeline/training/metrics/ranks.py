@@ -1,0 +1,166 @@
+"""Metrics of several ranks: those with ``merge`` judge slices of batches, any other whole batches on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.data.batch import EmptySlice, count_samples, lengths, shape_of, to_device
+from pipeline.distributed.world import World
+from pipeline.errors import DataError
+from pipeline.training.metrics.base import Metric
+
+# What torch and python raise where values do not fit each other.
+_MISFITS = (RuntimeError, TypeError, ValueError, KeyError)
+
+_CPU = torch.device("cpu")
+
+
+class Judges:
+    """The metrics of a pass, and what observes it; of several ranks they judge as those of one process do.
+
+    Args:
+        metrics: name -> metric; reset.
+        observe: called with (predictions, target, batch) of each batch, on rank 0; None: nothing is.
+        world: the ranks.
+        device: where whole batches are judged.
+
+    Attributes:
+        sliced: the metrics that each rank has judge its own slices.
+        whole: those that judge whole batches, on rank 0.
+        gathers: whether whole batches are needed.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Metric],
+        observe: Callable[[Any, Any, Any], None] | None,
+        world: World,
+        device: torch.device,
+    ) -> None:
+        self.observe, self.world, self.device = observe, world, device
+        self.sliced = {name: own for name, own in metrics.items() if world.size == 1 or hasattr(own, "merge")}
+        self.whole = {name: own for name, own in metrics.items() if name not in self.sliced}
+        self.gathers = world.size > 1 and bool(self.whole or observe)
+        for metric in metrics.values():
+            metric.reset()
+
+    def rounds(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of this rank; where whole ones are gathered, empty slices follow until all ranks are at their end."""
+        for batch in batches:
+            if self.gathers:
+                self.world.all_gather(True)
+            yield batch
+        while self.gathers and any(self.world.all_gather(False)):
+            yield EmptySlice(None)
+
+    def judge(self, predictions: Any, target: Any, batch: Any) -> None:
+        """Have them judge a batch."""
+        for metric in self.sliced.values():
+            metric.update(predictions, target)
+        if self.gathers:
+            self._gather((predictions, target, batch if self.observe else None, count_samples(batch)))
+        elif self.observe:
+            self.observe(predictions, target, batch)
+
+    def skip(self) -> None:
+        """This rank has no sample of a batch."""
+        if self.gathers:
+            self._gather(None)
+
+    def _gather(self, own: Any) -> None:
+        """Have a whole batch judged, of which this rank has a part, or None."""
+        parts = [part for part in self.world.gather(to_device(own, _CPU)) if part is not None]
+        if not parts:
+            return
+        predictions, targets, batches, counts = zip(*parts, strict=True)
+        try:
+            whole = to_device((join(predictions, counts), join(targets, counts)), self.device)
+        except _MISFITS as error:
+            names = [f"metric '{name}' ({type(own).__name__}) has no merge(states)" for name, own in self.whole.items()]
+            who = f"{names[0]}, and what it judges" if names else "predictions: what is written"
+            what = f"{who} cannot be joined to whole batches: slices are {shape_of(predictions[0], 1)} ({error})"
+            remedy = "return a row per sample along the first dimension"
+            raise DataError(f"{what}; {remedy}{', or add merge to the metric' if names else ''}") from error
+        with self.world.alone():
+            for metric in self.whole.values():
+                metric.update(*whole)
+            if self.observe:
+                self.observe(whole[0], whole[1], to_device(_join_batch(batches, counts), self.device))
+
+
+def join(parts: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
+    """What ranks have of their slices of a batch, as the whole batch: tensors by their first dimension, however deep.
+
+    Args:
+        parts: that of each slice: tensors, arrays, mappings, tuples and lists of these, or lists with a value for each sample.
+        counts: the samples of each slice.
+
+    Raises:
+        ValueError, RuntimeError, TypeError, KeyError: they do not fit.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Tensor) and first.ndim:
+        return torch.cat(parts)
+    if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
+        return {name: join(tuple(part[name] for part in parts), counts) for name in first}
+    if isinstance(first, list | tuple):
+        if _has_rows(parts, counts):
+            return type(first)(chain(*parts))
+        columns = [join(column, counts) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if any(part is not None for part in parts):
+        raise ValueError(f"{shape_of(first)} has no row per sample")
+    return None
+
+
+def _has_rows(parts: tuple[Any, ...], counts: tuple[int, ...]) -> bool:
+    """Whether lists have a value for each sample, rather than columns of all samples."""
+    sizes = [(length, count) for part, count in zip(parts, counts, strict=True) for length in lengths(part)]
+    columns = bool(sizes) and all(length == count for length, count in sizes)
+    return not columns and all(len(part) == count for part, count in zip(parts, counts, strict=True))
+
+
+def _join_batch(batches: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
+    """A whole batch, for who looks up ids in it; of a mapping, what can be joined."""
+    if not isinstance(batches[0], Mapping):
+        with suppress(*_MISFITS):
+            return join(batches, counts)
+        return None
+    whole = {}
+    for name in batches[0]:
+        with suppress(*_MISFITS):
+            whole[name] = join(tuple(batch[name] for batch in batches), counts)
+    return whole
+
+
+def computed(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
+    """The numbers of metrics, on all ranks those of rank 0; metrics with ``merge`` are merged before.
+
+    Raises:
+        DataError: one has computed something else.
+    """
+    mergeable: dict[str, Any] = {name: metric for name, metric in metrics.items() if hasattr(metric, "merge")}
+    if world.size > 1:
+        states = world.gather({name: to_device(metric.state_dict(), _CPU) for name, metric in mergeable.items()})
+        for name in mergeable if states else ():
+            mergeable[name].merge([state[name] for state in states])
+    if not world.is_main:
+        return world.broadcast({})
+    numbers = {}
+    with world.alone():
+        for name, metric in metrics.items():
+            value = metric.compute()
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                what = f"metric '{name}': {type(metric).__name__}.compute returned {shape_of(value)}"
+                raise DataError(f"{what}; return a number, or a tensor with one element") from error
+    return world.broadcast(numbers)

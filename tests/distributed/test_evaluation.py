@@ -1,0 +1,207 @@
+"""How several ranks evaluate: their numbers, and what is gathered of them, beside those of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from pipeline.data.batch import EmptySlice
+from pipeline.distributed.world import current_world
+from pipeline.errors import DataError
+from pipeline.training.brain import ModuleBrain, Stage
+from pipeline.training.evaluation import evaluate
+from pipeline.training.metrics import AUC, RMSE, Mean
+from pipeline.training.metrics.ranks import Judges, join
+from tests.distributed.ranks import Ranks
+
+
+class Pair(NamedTuple):
+    """Predictions of a model."""
+
+    scores: Tensor
+    hidden: Any
+
+
+class Middle:
+    """The median of all predictions: a user's metric, which cannot be merged."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        self.seen.append(predictions.flatten())
+
+    def compute(self) -> Tensor:
+        return torch.cat(self.seen).median()
+
+    def reset(self) -> None:
+        self.seen = []
+
+
+class Synced(Middle):
+    """Calls the other ranks where torch.distributed is initialised, as metrics of torchmetrics do."""
+
+    def compute(self) -> Tensor:
+        value = super().compute()
+        if distributed.is_initialized():
+            distributed.all_reduce(value)
+        return value
+
+
+class Regression(ModuleBrain):
+    """Logs a number in each batch, and one at the end."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__(nn.Linear(3, 1), nn.functional.mse_loss)
+        self.ends: list[float] = []
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        predictions = super().compute_forward(batch, stage)
+        self.log("spread", predictions.mean())
+        return predictions
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        self.ends.append(stage_loss)
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    """Global batches of 5, 5, 5 and 1 samples: with 3 ranks two slices of the last are empty."""
+    draw = torch.Generator().manual_seed(2)
+    inputs, target = torch.randn(16, 3, generator=draw), torch.randint(2, (16, 1), generator=draw).float()
+    return list(zip(inputs.split(5), target.split(5), strict=True))
+
+
+def slices(batches: Iterable[Any]) -> list[Any]:
+    """This rank's part of each batch."""
+    world, own = current_world(), []
+    for inputs, target in batches:
+        part = inputs.tensor_split(world.size)[world.rank], target.tensor_split(world.size)[world.rank]
+        own.append(part if len(part[0]) else EmptySlice((inputs[:1], target[:1])))
+    return own
+
+
+METRICS: dict[str, Callable[[], Any]] = {"rmse": RMSE, "auc": AUC, "mean": Mean, "middle": Middle, "synced": Synced}
+
+
+def numbers_of(batches: list[Any], names: Iterable[str] = METRICS) -> tuple[dict[str, float], list[float], list[Any]]:
+    """The numbers, what ``on_stage_end`` was called with, and what was written."""
+    brain, written = Regression(), list[Any]()
+    metrics = {name: METRICS[name]() for name in names}
+    observe = lambda predictions, target, batch: written.append((predictions, target, batch))  # noqa: E731
+    return evaluate(brain, batches, Stage.VALID, metrics, observe), brain.ends, written
+
+
+def numbers_of_slices(*names: str) -> Any:
+    return numbers_of(slices(data()), names or METRICS)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_have_the_numbers_of_one_process(request: pytest.FixtureRequest, size: int) -> None:
+    ranks: Ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[size])
+    expected, ends, written = numbers_of(data())
+    answers = ranks(numbers_of_slices)
+    for numbers, own_ends, _ in answers:
+        assert list(numbers) == list(expected)
+        assert numbers == pytest.approx(expected, rel=1e-6)
+        assert own_ends == pytest.approx(ends, rel=1e-6)
+    assert len({tuple(numbers.values()) for numbers, *_ in answers}) == 1
+    # Whole batches in order, on rank 0 alone.
+    assert not any(others for *_, others in answers[1:])
+    for mine, theirs in zip(answers[0][2], written, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def uneven(counts: list[int], names: list[str]) -> Any:
+    """Streams: each rank has another number of whole batches."""
+    world, batches = current_world(), iter(data())
+    own = [[next(batches) for _ in range(count)] for count in counts]
+    return numbers_of(own[world.rank], names)[0]
+
+
+@pytest.mark.parametrize("names", [["rmse", "auc"], [*METRICS]])
+@pytest.mark.parametrize("counts", [[1, 3], [4, 0], [0, 2]])
+def test_streams_may_end_after_different_numbers_of_batches(
+    two_ranks: Ranks, counts: list[int], names: list[str]
+) -> None:
+    expected = numbers_of(data()[: sum(counts)], names)[0]
+    for numbers in two_ranks(uneven, counts, names):
+        assert numbers == pytest.approx(expected, rel=1e-6)
+
+
+def error_without_a_batch() -> str:
+    with pytest.raises(DataError) as error:
+        evaluate(Regression(), [], Stage.VALID, {"rmse": RMSE(), "middle": Middle()})
+    return str(error.value)
+
+
+def test_without_any_batch_all_ranks_say_so(two_ranks: Ranks) -> None:
+    assert two_ranks(error_without_a_batch) == ["the evaluated dataset gave no batch; check it"] * 2
+
+
+class Ragged(Regression):
+    """Gives predictions that are as wide as the rank says."""
+
+    def readable(self, predictions: Any, batch: Any) -> Any:
+        return predictions.expand(-1, 2 + current_world().rank)
+
+
+def error_of_ragged(observed: bool) -> str:
+    """The error of the first batch, which only rank 0 has."""
+    metrics, observe = ({}, lambda *_: None) if observed else ({"middle": Middle()}, None)
+    judges = Judges(metrics, observe, current_world(), torch.device("cpu"))
+    inputs, target = slices(data())[0]
+    try:
+        judges.judge(Ragged().readable(torch.ones(len(inputs), 1), inputs), target, (inputs, target))
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("observed", "who"),
+    [
+        (False, "metric 'middle' (Middle) has no merge(states), and what it judges"),
+        (True, "predictions: what is written"),
+    ],
+)
+def test_what_cannot_be_joined_is_an_error_that_names_the_metric(two_ranks: Ranks, observed: bool, who: str) -> None:
+    first, second = two_ranks(error_of_ragged, observed)
+    assert first.startswith(f"{who} cannot be joined to whole batches: slices are a tensor of shape (3, 2) (")
+    remedy = "return a row per sample along the first dimension"
+    assert first.endswith(remedy if observed else f"{remedy}, or add merge to the metric")
+    assert second == ""
+
+
+ROWS, COLUMNS = [torch.arange(2), torch.arange(3)], [torch.arange(3), torch.arange(3)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "counts", "whole"),
+    [
+        (([1, 2], ["x"]), (2, 1), [1, 2, "x"]),
+        (({"id": ["a"]}, {"id": ["b"]}), (1, 1), {"id": ["a", "b"]}),
+        # Tensors of two samples each, and two tensors of three samples each.
+        ((ROWS, ROWS[:1]), (2, 1), [*ROWS, ROWS[0]]),
+        ((COLUMNS, COLUMNS), (3, 3), [torch.arange(3).repeat(2), torch.arange(3).repeat(2)]),
+        (
+            ([{"box": torch.ones(4)}], [{"box": torch.ones(7)}]),
+            (1, 1),
+            [{"box": torch.ones(4)}, {"box": torch.ones(7)}],
+        ),
+        ((Pair(ROWS[0], None), Pair(ROWS[1], None)), (2, 3), Pair(torch.tensor([0, 1, 0, 1, 2]), None)),
+    ],
+)
+def test_values_of_slices_are_joined_however_deep(parts: Any, counts: Any, whole: Any) -> None:
+    joined = join(parts, counts)
+    assert repr(joined) == repr(whole)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), 3.0, {"loss": torch.tensor(1.0)}, object()])
+def test_what_has_no_row_per_sample_is_not_joined(value: Any) -> None:
+    with pytest.raises(ValueError, match="has no row per sample"):
+        join((value, value), (2, 2))
