@@ -39,6 +39,10 @@ def check_dataset(dataset: Setting) -> None:
         _check_kind(dataset, definition)
     for key in _ORDER_KEYS:
         _check_sampler(dataset, key)
+    if dataset["global_batch_size"].value and dataset["batch_size"].value != 1:
+        dataset["global_batch_size"].fault(
+            "is set, and batch_size too, of each process; keep one of the two", of_key=True
+        )
     if dataset["sampler"].value and dataset["batch_sampler"].value:
         dataset["batch_sampler"].fault("contradicts sampler, which says the order too; keep one of the two")
     for key, why in (("drop_last", "no batch is short"), ("whole_batches", "samples are asked for one by one")):

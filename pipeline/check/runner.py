@@ -10,7 +10,14 @@ from pipeline.check.inspection import Setting, Settings, kind, names_in, plain
 from pipeline.check.phase import may_report, reported_names
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
-from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettings, RunnerSchema, RunSettings
+from pipeline.config.schema import (
+    SYNC_ON_CPU,
+    TRAINING_KEYS,
+    BestSettings,
+    PredictionSettings,
+    RunnerSchema,
+    RunSettings,
+)
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -21,6 +28,7 @@ TRAINING = (
     "precision", "epochs", "max_steps", "optimizer_step_limit", "max_time", "valid_interval", "save_interval", "keep_last", "keep_best",
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
     "grad_clip_value", "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
+    "sync_batchnorm", "find_unused_parameters",
 )  # fmt: skip
 
 # Keys without which those that begin with their names don't matter, such as ``debug_batches``.
@@ -55,6 +63,10 @@ def check_runner(
         experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
     """
     _check_debug(runner)
+    if runner["worker_num"].value and not runner["fleet_mode"].value:
+        runner.fault_at(
+            "worker_num", "is the number of processes of a local_cluster_train; write that class, or remove it"
+        )
     stages = [stage for stage in ("network", "runner") if stage in default]
     if "runner" in default and kind(runner) in {"train", "infer"}:
         _check_keys(runner, phases)
@@ -95,6 +107,8 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     for key in ("precision", "eval_precision") if trains else ("eval_precision",):
         if runner[key].value == "fp16" and runner["device"].value == "cpu":
             runner.fault_at(key, "is 'fp16', and device is 'cpu': fp16 needs a GPU; use bf16 or fp32")
+    if runner["sync_batchnorm"].value is True and runner["device"].value == "cpu":
+        runner.fault_at("sync_batchnorm", SYNC_ON_CPU)
     if trains:
         _check_validation(runner, phases)
         if (interval := runner["save_inference_interval"]).value in (None, []):

@@ -16,6 +16,9 @@ from pipeline.config.load import ConfigBuilder
 from pipeline.config.yaml_tree import DEFAULT, Node, one_line
 from pipeline.context import STAGES
 
+# ``--nproc auto``.
+AUTO = "auto"
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 # ``train_runner=./startup.py``.
@@ -54,6 +57,22 @@ def log_level(function: _F) -> _F:
     """``-q`` and ``-v``, which are the ``level`` from which up lines are logged; None without them."""
     function = click.option("-v", "--verbose", "level", flag_value="DEBUG", help="Log details too.")(function)
     return click.option("-q", "--quiet", "level", flag_value="WARNING", help="Log warnings and errors only.")(function)
+
+
+def processes(function: _F) -> _F:
+    """``--nproc``, a number, ``auto`` or None, and ``--max-restarts``."""
+    again = "How often all processes are started again after one has failed, from the newest checkpoint."
+    several = "Processes to start on this host; auto: one for each GPU. By default worker_num of the config, else none."
+    function = click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="K", help=again)(function)
+    return click.option("--nproc", metavar="N|auto", callback=_processes, help=several)(function)
+
+
+def _processes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value == AUTO:
+        return value
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"'{value}' is no number of processes; write 2, or auto", context, parameter)
+    return int(value)
 
 
 def split(

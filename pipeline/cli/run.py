@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import click
 
 from pipeline.check.runner import runners_of_mode
-from pipeline.cli import COMMANDS
-from pipeline.cli.options import config_and_overrides, log_level
+from pipeline.cli import COMMANDS, refuse
+from pipeline.cli.options import config_and_overrides, log_level, processes
 from pipeline.config.load import ConfigBuilder
-from pipeline.errors import ConfigError, ExitCode, PipelineError
+from pipeline.distributed.exit import leave, write_error_file
+from pipeline.distributed.launch import count_processes, is_launched, launch, refuse_options
+from pipeline.errors import ExitCode, PipelineError
 from pipeline.run import log
 from pipeline.run.resume import NEVER
 from pipeline.signals import StoppedError
@@ -22,7 +25,7 @@ from pipeline.trainer import GeneralTrainer
 
 @click.command("run", help=COMMANDS["run"])
 @config_and_overrides
-@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; only 1 is possible yet.")
+@processes
 @click.option("--debug", is_flag=True, help="Set debug: true for every runner: a few batches and epochs, nothing kept.")
 @click.option(
     "--resume",
@@ -32,19 +35,54 @@ from pipeline.trainer import GeneralTrainer
     "by default a new one is begun.",
 )
 @log_level
-def command(path: str, overrides: Sequence[str], nproc: int, debug: bool, resume: str, level: str | None) -> None:
+def command(
+    path: str,
+    overrides: Sequence[str],
+    nproc: int | str | None,
+    max_restarts: int,
+    debug: bool,
+    resume: str,
+    level: str | None,
+) -> None:
     """Exit codes: see the README."""
     log.to_stderr(level or "INFO")
-    if nproc > 1:
-        raise ConfigError(f"--nproc {nproc}: several processes are not yet possible; leave it out")
     overrides = [*overrides, *_debug(path, overrides)] if debug else overrides
-    sys.exit(run_trainer(GeneralTrainer(path, overrides, resume)))
+    run_and_leave(lambda: GeneralTrainer(path, overrides, resume), sys.argv[1:], nproc, max_restarts)
 
 
 def _debug(path: str, overrides: Sequence[str]) -> list[str]:
     """The overrides that make a debug run of every runner of ``mode``."""
     tree = ConfigBuilder(path, overrides).tree
     return [f"runner.{name}.debug=true" for name in runners_of_mode(tree)] if tree else []
+
+
+def run_and_leave(
+    build: Callable[[], GeneralTrainer], words: Sequence[str], nproc: int | str | None, max_restarts: int
+) -> NoReturn:
+    """Run what a trainer is to run, here or in processes of its own, and leave with the exit code.
+
+    Args:
+        build: makes the trainer.
+        words: the command line, for the processes.
+        nproc: what ``--nproc`` says.
+        max_restarts: what ``--max-restarts`` says.
+
+    Raises:
+        PipelineError: nothing was run.
+    """
+    if not is_launched():
+        trainer = build()
+        if processes := count_processes(trainer.config, nproc, max_restarts):
+            gc.enable()
+            sys.exit(launch(words, processes, max_restarts))
+        sys.exit(run_trainer(trainer))
+    try:
+        refuse_options(nproc, max_restarts)
+        code = run_trainer(build())
+    except PipelineError as error:
+        write_error_file(error.exit_code, str(error))
+        code = refuse(error)
+    leave(code)
 
 
 def run_trainer(trainer: GeneralTrainer) -> ExitCode:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pipeline.config.schema import NO_SERVERS
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import Fault
 
@@ -54,6 +55,13 @@ RUNNER_ALIASES: dict[str, Alias] = {
 OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
 # Canonical keys that hold a list, to which each alias adds.
 ADDING = {"save_interval"}
+
+# Keys of others for several processes: why each is refused; ``sync`` is what is done anyway.
+_REFUSED = {
+    "server_num": f"{NO_SERVERS}; remove it",
+    "distribute_strategy": f"{NO_SERVERS}, and takes the same step; write sync, or remove it",
+    "distributed_backend": "the device decides, nccl for GPUs and gloo for CPUs; remove it",
+}
 
 # Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored.
 NOT_YET: dict[str, tuple[str, ...]] = {
@@ -116,10 +124,18 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
     # ``32`` and ``bf16-mixed`` are Lightning's words.
     for node in (runner[key] for key in ("precision", "eval_precision") if key in runner):
         node.value = PRECISIONS.get(str(node.value), node.value)
-    if (kind := runner.get("class")) and kind.value in ("local_cluster_train", "cluster_train"):
-        message = f"'{kind.value}' is not yet possible: several processes come later; use train"
+    for key in (key for key in _REFUSED if key in runner):
+        node = runner.pop(key)
+        if node.value != "sync":
+            yield (node.key or node.origin).fault(f"{address}.{key}", f"is {node.value!r}: {_REFUSED[key]}")
+    kind = runner.get("class")
+    if kind and (match := re.fullmatch("(local_)?cluster_train", str(kind.value).lower())):
         kind.value = "train"
-        yield kind.origin.fault(f"{address}.class", message)
+        runner.setdefault("fleet_mode", Node("collective", kind.origin))
+        if match[1] and "worker_num" not in runner:
+            yield kind.origin.fault(
+                f"{address}.class", "is local_cluster_train, of how many processes? add worker_num: N"
+            )
 
 
 def _put(node: Node, runner: dict[str, Node], canonical: str, address: str, what: str = "") -> Iterator[Fault]:

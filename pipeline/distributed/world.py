@@ -21,6 +21,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from pipeline.distributed.exit import watch_launcher
 from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
 from pipeline.signals import StoppedError
 
@@ -395,7 +396,8 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
         ConfigError: the environment says only half of what it has to.
         PeerError: another process has failed, also where this one raises an error because of it.
     """
-    size = _launched_size()
+    size = launched_size()
+    watch_launcher()
     if size == 1 or len(_worlds) > 1:
         yield current_world()
         return
@@ -428,13 +430,16 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
         _worlds.pop()
 
 
-def _launched_size() -> int:
+def launched_size() -> int:
     """How many processes the environment says there are.
 
     Raises:
         ConfigError: it says only half of what it has to.
     """
     size = os.environ.get("WORLD_SIZE", "1")
+    if "WORLD_SIZE" not in os.environ and (tasks := _slurm_tasks()) != "1":
+        what = "srun has started them, and no torchrun; write srun --ntasks-per-node 1 torchrun … -m pipeline run …"
+        raise ConfigError([Fault(f"environment SLURM_NTASKS={tasks}", 0, 0, "", what)])
     if size == "1":
         return 1
     for name in LAUNCHER:
@@ -447,6 +452,7 @@ def _launched_size() -> int:
     return int(size)
 
 
+from pipeline.distributed.exit import watch_launcher
 @cache
 def _shared_store(rank: int, size: int, timeout: float) -> Store:
     """The store of the processes of this attempt.

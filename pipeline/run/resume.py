@@ -22,11 +22,16 @@ from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form, seconds_of, time_is_over
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
-from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of, printable
-from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder, parse_command
+from pipeline.distributed.launch import Note
+from pipeline.distributed.world import PeerError
+from pipeline.errors import CheckpointError, ConfigError, ExitCode, StorageError, one_of, printable
+from pipeline.run.directory import DONE, MADE_BY, RunDirectory, is_run_directory, new_folder, parse_command
 from pipeline.run.provenance import ELSEWHERE, Provenance
 
 NEVER, AUTO = "never", "auto"
+
+# Exit codes that an attempt leaves with again.
+_LASTING = (ExitCode.USAGE, ExitCode.DIVERGED, ExitCode.BUG)
 
 
 class PreviousRun(NamedTuple):
@@ -65,6 +70,22 @@ def find_previous(output_dir: Path, config: Config, resume: str | Path) -> Previ
         names = ", ".join(path.name for path in layout.committed_checkpoints(checkpoint.parent)) or "none"
         raise ConfigError(f"{checkpoint}: there is no such checkpoint; there are: {names}")
     return PreviousRun(directory, checkpoint)
+
+
+def after_attempt(note: Note, resume: str | Path) -> str | Path:
+    """What is to be resumed: after an attempt that torch's launcher has ended, the run of that one, whatever was asked.
+
+    Raises:
+        PeerError: that attempt has left with a code that another would leave with too.
+    """
+    run_dir = Path(note.read())
+    if not is_run_directory(run_dir):
+        return resume
+    status = RunDirectory(run_dir).read_status()
+    if (code := status.get("exit_code")) in _LASTING:
+        raise PeerError(f"{run_dir}: the attempt before has left with {code}: {status['reason']}", code)
+    logger.info("the launcher has started this run again, and it goes on")
+    return run_dir
 
 
 def train_on(previous: PreviousRun, config: Config) -> PreviousRun:

@@ -25,14 +25,23 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
-from pipeline.distributed.device import deterministic, resolve_device
+from pipeline.distributed.device import deterministic
+from pipeline.distributed.launch import Note, find_devices, own_threads
 from pipeline.distributed.world import SINGLE, World, joined
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance, imported_packages
-from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, train_on, with_original_links
+from pipeline.run.resume import (
+    NEVER,
+    PreviousRun,
+    after_attempt,
+    find_previous,
+    reconcile,
+    train_on,
+    with_original_links,
+)
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
 from pipeline.user_code.plugins import load_plugins, plugin_manager
@@ -66,7 +75,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
 
 @contextmanager
 def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Path, world: World) -> Iterator[Run]:
-    devices = {runner.name: find_device(config, runner, world) for runner in config.runners}
+    devices = find_devices(config, world)
     trainers = {runner.name: load_trainer(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: load_stages(config, runner) for runner in config.runners}
     load_plugins(config.tree, config.workspace)
@@ -75,7 +84,8 @@ def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pa
             with _follow(config, trainers, stage_classes, devices, world) as run:
                 yield run
             return
-        previous = find_previous(output_dir, config, resume)
+        note = Note(world)
+        previous = find_previous(output_dir, config, after_attempt(note, resume))
         if previous:
             config = with_original_links(config, previous)
             previous = train_on(previous, config)
@@ -89,6 +99,7 @@ def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pa
             else:
                 logger.info(f"run directory {directory.path}")
                 provenance.write(directory)
+            note.write(str(directory.path))
             directory.add(trainers)
             config = config.in_run(directory.path)
             for runner in config.runners:
@@ -125,19 +136,6 @@ def _follow(
 def offered(group: str) -> dict[str, Any]:
     """Name -> what installed packages offer by it in an entry-point group of ours, such as ``plugin_reports``."""
     return {point.name: point.load() for point in entry_points(group=f"pipeline.{group}")}
-
-
-def find_device(config: Config, runner: RunnerSchema, world: World) -> torch.device:
-    """Where a runner computes.
-
-    Raises:
-        ConfigError: the machine has no such device.
-    """
-    try:
-        return resolve_device(runner.device, world)
-    except ConfigError as error:
-        address = f"runner.{runner.name}.device"
-        raise ConfigError([config.origin(address).fault(address, str(error))]) from error
 
 
 def load_trainer(config: Config, runner: RunnerSchema, trainer: Any, base: type) -> Any:
@@ -318,9 +316,9 @@ def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
     session = run.sessions[name] = RunnerSession(name, run, begin_fit)
     settings, resources = session.settings, session.resources
     resources.callback(session.checkpointer._wait)
-    if settings.threads:
+    if threads := settings.threads or own_threads(run.world):
         resources.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(threads)
     if settings.deterministic:
         resources.enter_context(deterministic())
     return session

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import log_level
-from pipeline.cli.run import run_trainer
+from pipeline.cli.options import log_level, processes
+from pipeline.cli.run import run_and_leave
 from pipeline.run import log
 from pipeline.run.directory import parse_command
 from pipeline.run.resume import refuse_strangers, split_path
@@ -20,8 +20,9 @@ from pipeline.trainer import GeneralTrainer
 @click.command("resume")
 @click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]…")
+@processes
 @log_level
-def command(path: Path, words: tuple[str, ...], level: str | None) -> None:
+def command(path: Path, words: tuple[str, ...], nproc: int | str | None, max_restarts: int, level: str | None) -> None:
     """Resume a run that was interrupted.
 
     The run in RUN_DIR goes on, or from a CHECKPOINT in one, with the config, overrides and code that it was started with.
@@ -32,12 +33,17 @@ def command(path: Path, words: tuple[str, ...], level: str | None) -> None:
     run_dir, checkpoint = split_path(path)
     refuse_strangers(run_dir)
     folder, config, workspace, overrides = _run_origin(run_dir)
-    click.echo(f"config {config}, workspace {workspace}, begun in {folder}", err=True)
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(f"config {config}, workspace {workspace}, begun in {folder}", err=True)
     if not Path(folder).is_dir():
         raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {folder} is not there any more")
+    # Processes that are started have this folder, and the words that were typed in another.
+    command_line = [os.path.abspath(word) if Path(word) == path else word for word in sys.argv[1:]]
     # Outputs are relative to where the run was begun.
     os.chdir(folder)
-    sys.exit(run_trainer(GeneralTrainer(config, [*overrides, *words], checkpoint or run_dir)))
+    run_and_leave(
+        lambda: GeneralTrainer(config, [*overrides, *words], checkpoint or run_dir), command_line, nproc, max_restarts
+    )
 
 
 def _run_origin(run_dir: Path) -> tuple[str, str, str, list[str]]:

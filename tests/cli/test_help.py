@@ -99,7 +99,7 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
         ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),
-        (["run", "config.yaml", "--nproc", "0"], "0 is not in the range x>=1"),
+        (["run", "config.yaml", "--nproc", "0"], "'0' is no number of processes; write 2, or auto"),
         (["check"], "has no config.yaml; name a config or its folder, or write one: pipeline new DIR"),
         (["check", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml; an override has the form KEY=VALUE"),
         (["check", "-m", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml"),

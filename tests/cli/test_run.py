@@ -49,8 +49,20 @@ def test_a_stage_that_fails_exits_1_with_its_own_traceback(pipeline: Call, linea
     [
         (["runner.train_runner.epochs=two"], "runner.train_runner.epochs: is 'two', a string; write an integer"),
         (["-o", "runner.train_runner.epoch=2"], "runner.train_runner.epoch: unknown key; did you mean 'epochs'?"),
-        (["runner.train_runner.class=cluster_train"], "runner.train_runner.class: 'cluster_train' is not yet possible"),
-        (["--nproc", "2"], "--nproc 2: several processes are not yet possible; leave it out"),
+        (
+            ["runner.train_runner.class=cluster_train"],
+            "runner.train_runner.fleet_mode: is 'collective', and this is one process; start it by `torchrun … -m pipeline",
+        ),
+        (["--nproc", "0"], "'0' is no number of processes; write 2, or auto"),
+        (["--max-restarts", "2"], "--max-restarts 2: is for processes that are started; add --nproc N"),
+        (
+            ["--nproc", "3", "dataset.train_data.global_batch_size=2", "dataset.train_data.batch_size=1"],
+            "dataset.train_data.global_batch_size: is 2, and there are 3 processes; start fewer, or write a larger one",
+        ),
+        (
+            ["runner.train_runner.device=auto", "runner.train_runner.sync_batchnorm=true"],
+            "runner.train_runner.sync_batchnorm: is true, and on a CPU torch cannot synchronise BatchNorm",
+        ),
     ],
 )
 def test_a_wrong_config_exits_2_and_runs_nothing(
@@ -102,7 +114,7 @@ def test_one_of_several_processes_is_refused_before_it_makes_a_run_directory(
     pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    message = "environment WORLD_SIZE=2: several processes are not yet possible; start one, without a launcher"
+    message = "environment WORLD_SIZE=2: RANK is not set; start the processes with torchrun, or set it for each of them"
     with pytest.raises(ConfigError, match=f"^{message}$"):
         GeneralTrainer(linear).run()
     done = pipeline("run", linear)
@@ -126,9 +138,9 @@ def test_quiet_logs_no_information(pipeline: Call, linear: Path, option: str, le
 def test_the_process_of_a_failed_check_leaves_with_2(
     process: Callable[..., subprocess.CompletedProcess[str]], linear: Path
 ) -> None:
-    done = process("run", linear, "--nproc", "2", WORLD_SIZE="1")
+    done = process("run", linear, "--max-restarts", "2", WORLD_SIZE="1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--nproc 2: several processes are not yet possible; leave it out\n"
+    assert done.stderr == "--max-restarts 2: is for processes that are started; add --nproc N\n"
 
 
 SEEING = """

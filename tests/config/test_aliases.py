@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.aliases import NOT_YET
 from pipeline.config.load import Config
-from pipeline.config.schema import Interval, parse_intervals
+from pipeline.config.schema import NO_SERVERS, Interval, parse_intervals
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
@@ -144,11 +144,38 @@ def test_what_contradicts_or_is_no_precision_is_told(faults: Faults, keys: str, 
     assert fault.partition(": ")[2] == message
 
 
-@pytest.mark.parametrize("kind", ["local_cluster_train", "cluster_train"])
-def test_several_processes_are_still_to_come(faults: Faults, kind: str) -> None:
-    assert faults(f"runner: [{{name: r, class: {kind}, epochs: 1}}]") == [
-        f"config.yaml:1:27: runner.r.class: '{kind}' is not yet possible: several processes come later; use train"
-    ]
+@pytest.mark.parametrize(
+    ("keys", "workers"),
+    [
+        ("class: local_cluster_train, worker_num: 4", 4),
+        ("class: Cluster_Train", None),
+        ("class: cluster_train, fleet_mode: collective", None),
+    ],
+)
+def test_a_runner_of_several_processes_is_a_train_runner(config: Configs, keys: str, workers: int | None) -> None:
+    own = config(f"runner: [{{name: r, {keys}, epochs: 1, distribute_strategy: sync}}]").runners[0]
+    assert (own.kind, own.worker_num, own.fleet_mode) == ("train", workers, "collective")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("class: local_cluster_train", "class: is local_cluster_train, of how many processes? add worker_num: N"),
+        ("class: cluster_train, fleet_mode: ps", f"fleet_mode: is 'ps': {NO_SERVERS}; write collective, or remove it"),
+        ("class: cluster_train, server_num: 2", f"server_num: is 2: {NO_SERVERS}; remove it"),
+        (
+            "class: train, distribute_strategy: geo",
+            f"distribute_strategy: is 'geo': {NO_SERVERS}, and takes the same step; write sync, or remove it",
+        ),
+        (
+            "class: train, distributed_backend: nccl",
+            "distributed_backend: is 'nccl': the device decides, nccl for GPUs and gloo for CPUs; remove it",
+        ),
+    ],
+)
+def test_what_several_processes_are_not_is_told(faults: Faults, keys: str, message: str) -> None:
+    (fault,) = faults(f"runner: [{{name: r, {keys}, epochs: 1}}]")
+    assert fault.partition(": ")[2] == f"runner.r.{message}"
 
 
 @pytest.mark.parametrize(
