@@ -452,7 +452,12 @@ def launched_size() -> int:
     return int(size)
 
 
-from pipeline.distributed.exit import watch_launcher
+def _slurm_tasks() -> str:
+    """How many processes srun has started, of which this is one; a batch script is one, however many tasks it asks for."""
+    of_all = os.environ.get("SLURM_NTASKS", "1") if os.environ.get("SLURM_PROCID", "0") != "0" else "1"
+    return os.environ.get("SLURM_STEP_NUM_TASKS", of_all)
+
+
 @cache
 def _shared_store(rank: int, size: int, timeout: float) -> Store:
     """The store of the processes of this attempt.

@@ -23,8 +23,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form, seconds_of, time_is_over
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.distributed.launch import Note
-from pipeline.distributed.world import PeerError
-from pipeline.errors import CheckpointError, ConfigError, ExitCode, StorageError, one_of, printable
+from pipeline.errors import CheckpointError, ConfigError, ExitCode, PipelineError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, is_run_directory, new_folder, parse_command
 from pipeline.run.provenance import ELSEWHERE, Provenance
 
@@ -76,14 +75,16 @@ def after_attempt(note: Note, resume: str | Path) -> str | Path:
     """What is to be resumed: after an attempt that torch's launcher has ended, the run of that one, whatever was asked.
 
     Raises:
-        PeerError: that attempt has left with a code that another would leave with too.
+        PipelineError: that attempt has left with a code that another would leave with too.
     """
     run_dir = Path(note.read())
     if not is_run_directory(run_dir):
         return resume
     status = RunDirectory(run_dir).read_status()
-    if (code := status.get("exit_code")) in _LASTING:
-        raise PeerError(f"{run_dir}: the attempt before has left with {code}: {status['reason']}", code)
+    for code in (code for code in _LASTING if code == status.get("exit_code")):
+        error = PipelineError(f"{run_dir}: the attempt before has left with {code}: {status['reason']}")
+        error.exit_code = code
+        raise error
     logger.info("the launcher has started this run again, and it goes on")
     return run_dir
 
