@@ -21,7 +21,8 @@ from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
-from pipeline.distributed.world import current_world
+from pipeline.distributed.main_process import join
+from pipeline.distributed.world import SINGLE, World, current_world
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
@@ -113,7 +114,7 @@ class EpochSampler(Sampler[int]):
         self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
         drawn = seed is None and shuffle
         # All ranks share one order.
-        self.seed = current_world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
+        self.seed = _world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next, from 0."""
@@ -129,6 +130,11 @@ class EpochSampler(Sampler[int]):
             return iter(range(len(self)))
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         return iter(torch.randperm(len(self), generator=generator).tolist())
+
+
+def _world() -> World:
+    """The processes that share the samples; what a worker loads is its own affair."""
+    return SINGLE if multiprocessing.parent_process() else join()
 
 
 class SeededLoader(DataLoader[Any]):
@@ -181,17 +187,20 @@ class SeededLoader(DataLoader[Any]):
         size: int | None = None,
         **keywords: Any,
     ) -> None:
-        world = current_world()
+        world = _world()
         self.rank, self.size = world.rank if rank is None else rank, world.size if size is None else size
         self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
         self.streams = isinstance(dataset, IterableDataset)
+        self.global_batch_size = global_batch_size
         if keywords.get("batch_sampler") is None:
-            keywords["batch_size"] = self._size_of_batch(keywords.get("batch_size", 1), global_batch_size)
-        self.epoch = self._skip = 0
+            keywords["batch_size"] = self._size_of_batch(keywords.get("batch_size", 1))
+        self.epoch = self._skip = self._seen = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
         self._to_come: repeat[bool] | None = None
+        # How many batches the last pass gave that is over.
+        self._given = sys.maxsize
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None
@@ -208,17 +217,17 @@ class SeededLoader(DataLoader[Any]):
             what = f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch"
             raise ConfigError(f"{self.where}.{what}; remove it, so that they are started anew in each")
 
-    def _size_of_batch(self, batch_size: int | None, global_batch_size: int | None) -> int | None:
+    def _size_of_batch(self, batch_size: int | None) -> int | None:
         """How many samples the loader takes at once: for all ranks, of a stream for this one."""
-        if global_batch_size is None:
+        whole = self.global_batch_size
+        if whole is None:
             return batch_size if batch_size is None or self.streams else batch_size * self.size
-        what = f"{self.where}: global_batch_size: {global_batch_size}"
+        what = f"{self.where}: global_batch_size: {whole}"
         if batch_size != 1:
             raise ConfigError(f"{what} and batch_size: {batch_size} contradict each other; keep one of the two")
-        if global_batch_size < self.size:
+        if whole < self.size:
             raise ConfigError(f"{what} is less than one for each of {self.size} ranks; raise it, or start fewer")
-        begin, end = slice_bounds(global_batch_size, self.rank, self.size)
-        return end - begin if self.streams else global_batch_size
+        return len(range(*slice_bounds(whole, self.rank, self.size))) if self.streams else whole
 
     def _refuse_own_shares(self) -> None:
         """Raise where the ranks would not agree on the order that they share."""
@@ -243,6 +252,7 @@ class SeededLoader(DataLoader[Any]):
         """
         if epoch != self.epoch:
             self._to_come = self._start = None
+            self._seen = 0
         self.epoch = epoch
         _set_epoch_of_parts(self, epoch)
 
@@ -256,12 +266,17 @@ class SeededLoader(DataLoader[Any]):
         """The same after so many batches of the pass: all that it has given, or all but the last."""
         if self._start and self._start["taken"] == done:
             return self._start
-        state = {"epoch": self.epoch, "taken": done}
+        ranks = {"ranks": self.size} if self.size > 1 else {}
+        state = {"epoch": self.epoch, "taken": done, **ranks}
         if not self.streams:
             requests = self._fetching[2] if self._fetching and done else None
+            if self._seen and done == self._skip:
+                state["samples"] = self._seen
             return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
         position = self._position or StreamPosition()
-        return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
+        # Other ranks may have given more.
+        place = position.after(min(done, self._given))
+        return {**state, "shares": self.shards, "batch_size": self.batch_size, **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where ``state_dict`` says.
@@ -279,16 +294,49 @@ class SeededLoader(DataLoader[Any]):
         if state.get("epoch", self.epoch) != self.epoch:
             self.set_epoch(state["epoch"])
         self._to_come = self._start = None
-        if state["taken"]:
+        if state["taken"] or state.get("samples"):
+            ranks = state.get("ranks", 1)
             now = {"num_workers": self.shards, "batch_size": self.batch_size} if self.streams else self.order()
             before = state.get("order", now)
             if self.streams:
                 # In a stream without a state, the batches are counted to find the place.
                 counted = self.batch_size if state["states"] else state["batch_size"]
-                before = {"num_workers": state["shares"], "batch_size": counted}
+                before = {"ranks": ranks, "num_workers": state["shares"], "batch_size": counted}
+                now["ranks"] = self.size
+            elif ranks != self.size:
+                before = {**before, "batch_size": now["batch_size"]}
             if changes := changed_order(before, now, self.where):
                 raise DataError(changes)
-            self._start = {**state}
+            self._start = {**state} if self.streams or ranks == self.size else self._on_other_ranks(state)
+
+    def _on_other_ranks(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of other ranks as one of these: after the same samples."""
+        taken, samples, ranks = *self.place(state), state.get("ranks", 1)
+        before, now = state["order"].get("batch_size") or ranks, self.batch_size or self.size
+        hashed = state.get("hash") if before == now or self._takes is None else None
+        if before != now and self._takes and not self.rank:
+            what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {now}"
+            remedy = "the epoch goes on after the same samples; set global_batch_size to train on the same batches"
+            logger.warning(f"{what}: {remedy}")
+        return {**state, "taken": taken, "samples": samples, "ranks": self.size, "order": self.order(), "hash": hashed}
+
+    @property
+    def _takes(self) -> int | None:
+        """How many samples all ranks take at once; None where the batches are those of a batch sampler of its own."""
+        return self.batch_size or (self.size if self.batch_sampler is None else None)
+
+    def place(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """How many batches are done at a state of a map-style dataset; and how many samples, where one is done in part.
+
+        Else that is 0.
+        """
+        takes, taken, order = self._takes, state["taken"], state.get("order")
+        if not takes or not order:
+            return taken, 0
+        count = length(self.sampler)
+        samples = state.get("samples") or taken * (order.get("batch_size") or state.get("ranks", 1))
+        taken = len(range(0, count, takes)) if count and samples >= count else samples // takes
+        return taken, samples if samples > taken * takes else 0
 
     def order(self) -> dict[str, Any]:
         """What decides the order of a map-style dataset within an epoch."""
@@ -310,16 +358,18 @@ class SeededLoader(DataLoader[Any]):
         """The batches of the epoch, or the rest of them."""
         start, self._start = self._start, None
         # Whether what ``shard`` returns has a state is known only in its worker.
-        may_have_state = self._tracks and (has_state(self.dataset) or (self.shards > 1 and has_shard(self.dataset)))
+        shares = self.shards * self.size
+        may_have_state = self._tracks and (has_state(self.dataset) or (shares > 1 and has_shard(self.dataset)))
         if self.streams and start and not (start.get("states") and may_have_state):
             return iter(FastForward(self, start["taken"]))
-        self._skip = start["taken"] if start else 0
+        self._skip, self._seen = start["taken"] if start else 0, start.get("samples", 0) if start else 0
+        self._given = sys.maxsize
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
         fetching, progress, requests = self._fetching
         if requests is not None:
-            requests.epoch, requests.skip = self.epoch, self._skip
+            requests.epoch, requests.skip, requests.seen = self.epoch, self._skip, self._seen
             requests.expected = start.get("hash") if start else None
         if progress is None:
             batches = self._until_over(DataLoader.__iter__(fetching))
@@ -339,6 +389,7 @@ class SeededLoader(DataLoader[Any]):
     def _end(self, to_come: repeat[bool]) -> Iterator[Any]:
         if self._to_come is to_come:
             self._to_come = None
+            self._given = self._skip + sys.maxsize - length_hint(to_come)
         yield from ()
 
     def _make_fetching(self) -> tuple[SeededLoader, Progress | None, BatchRequests | None]:
@@ -351,7 +402,7 @@ class SeededLoader(DataLoader[Any]):
         if isinstance(self.dataset, IterableDataset):
             settings = self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
             start = self._position.current if self._position else None
-            stream = Stream(self.dataset, *settings, start, self._initial_state, progress)
+            stream = Stream(self.dataset, *settings, start, self._initial_state, progress, self.rank, self.size)
             return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=uncollated), progress, None
         batched = self.batch_sampler is not None
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
@@ -384,18 +435,24 @@ class SeededLoader(DataLoader[Any]):
     def __len__(self) -> int:
         """How many batches there are; exact for a stream that has a length, although each worker has a short last one.
 
+        Of several ranks, it is the number of those that have most.
+
         Raises:
             TypeError: nobody knows, because the dataset has no length or a ``shard`` of its own.
         """
         if not self.streams:
             return len(range(0, super().__len__(), 1 if self.batch_sampler is not None else self.size))
-        workers = self.shards
-        if workers > 1 and has_shard(self.dataset):
+        workers, shares = self.shards, self.shards * self.size
+        if shares > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
         samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
-        size = self.batch_size or 1
-        up = 0 if self.drop_last else size - 1
-        return sum((len(samples[worker::workers]) + up) // size for worker in range(workers))
+        most = 0
+        for rank in range(self.size):
+            whole = self.global_batch_size
+            size = len(range(*slice_bounds(whole, rank, self.size))) if whole else self.batch_size or 1
+            up, own = 0 if self.drop_last else size - 1, range(rank * workers, (rank + 1) * workers)
+            most = max(most, sum((len(samples[number::shares]) + up) // size for number in own))
+        return most
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -466,6 +523,23 @@ def _whole(loader: Any) -> Any:
     return loader
 
 
+def require_shares(loader: Any) -> None:
+    """Raise where several processes would get the same batches.
+
+    Raises:
+        DataError: it is so, or nobody knows: a loader not of ours, its sampler or its dataset say by ``num_replicas``, as
+            torch's DistributedSampler does, among how many processes they share the samples out.
+    """
+    size, loader = current_world().size, _whole(loader)
+    if size == 1 or isinstance(loader, SeededLoader):
+        return
+    parts = loader, *_samplers(loader), getattr(loader, "dataset", None)
+    if not any(getattr(part, "num_replicas", None) == size for part in parts):
+        what = f"a {type(loader).__name__} gives each of {size} ranks the same batches"
+        remedy = "make it with make_loader, or let its num_replicas say that each has batches of its own"
+        raise DataError(f"{what}; {remedy}")
+
+
 def length(loader: Any) -> int | None:
     """How many batches a loader has; None if it does not know."""
     try:
@@ -506,7 +580,7 @@ class LimitedLoader(_PartOfLoader):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where the state of a loader of ours says; it ends where it would have ended."""
         self.loader.load_state_dict(state)
-        self._taken = state["taken"]
+        self._taken = batches_done(self.loader, state["taken"], state)
 
 
 class OverfitLoader(LimitedLoader):
@@ -530,6 +604,9 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
         return overfit_batches(loader.loader, min(count, loader.count))
     order = order_of(loader)
     if isinstance(loader, SeededLoader) and isinstance(order, EpochSampler):
+        if len(order) < loader.size:
+            what = f"{len(order)} samples cannot be trained on by {loader.size} ranks at once"
+            raise DataError(f"overfit_batches: {loader.where}: {what}; start fewer, or leave it out")
         ordered, batches = EpochSampler(order, shuffle=False, seed=order.seed), loader.batch_sampler
         if isinstance(batches, BatchSampler):
             batches = BatchSampler(ordered, batches.batch_size, batches.drop_last)
@@ -539,6 +616,13 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
         return OverfitLoader(loader, count)
     what = f"{count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} decides"
     raise DataError(f"overfit_batches: {what}; make it without a sampler of its own, or use limit_batches")
+
+
+def batches_done(loader: Any, done: int, position: Mapping[str, Any] | None) -> int:
+    """How many batches of a loader are done: so many, unless other ranks, with other batches, were at the position."""
+    loader = _whole(loader)
+    is_ours = isinstance(loader, SeededLoader) and not loader.streams
+    return loader.place(position)[0] if is_ours and position else done
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
@@ -552,12 +636,14 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
     Raises:
         DataError: the position is one in other data.
     """
+    require_shares(loader)
     if isinstance(loader, LimitedLoader):
-        return LimitedLoader(remaining_batches(loader.loader, done, position), max(0, loader.count - done))
+        count = max(0, loader.count - batches_done(loader, done, position))
+        return LimitedLoader(remaining_batches(loader.loader, done, position), count)
     if isinstance(loader, SeededLoader):
         # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
         loader = loader if loader.persistent_workers else copy.copy(loader)
-        if done:
+        if done or position:
             loader.load_state_dict(position or loader.state_after(done))
         return loader
     if done and position and has_own_state(loader):
@@ -568,6 +654,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
 
 def without_state(loader: Any) -> Any:
     """The same loader for a pass that nobody resumes: a stream is not asked for its state after each batch."""
+    require_shares(loader)
     if isinstance(loader, LimitedLoader):
         return LimitedLoader(without_state(loader.loader), loader.count)
     return loader.with_parts(_tracks=False) if isinstance(loader, SeededLoader) and loader.streams else loader
@@ -659,6 +746,9 @@ def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
     parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}
     # A DataLoader refuses to have most of these assigned.
     vars(other).update(parts, _iterator=None, persistent_workers=False)
+    if isinstance(loader.dataset, IterableDataset):
+        # A rank may have no share of it.
+        vars(other).update(rank=0, size=1)
     if loader.num_workers:
         other.num_workers = 1
     elif isinstance(loader.dataset, IterableDataset):

@@ -125,8 +125,9 @@ class Stream(IterableDataset[Any]):
     """The batches that this process makes of an IterableDataset.
 
     A dataset with a method ``shard(rank, count)`` (the parameters have these names) divides itself: it is called once
-    in each worker and epoch with the number of this worker and of all, and returns the dataset to iterate, itself if it
-    has changed itself. Of any other, each of ``count`` workers takes every count-th sample, beginning with its own; so
+    in each worker and epoch with the number of this worker and of all, those of other ranks included, and returns the
+    dataset to iterate, itself if it has changed itself. A rank without workers is one, and calls it on a copy. Of any
+    other dataset, each of ``count`` workers takes every count-th sample, beginning with its own; so
     the dataset has to give the same order in all of them, and its random draws are the same there: the generators are
     seeded from (seed, epoch), with ``shard`` from (seed, epoch, worker), and go on from batch to batch. ``collate``
     draws apart from them, and disturbs no order. While the dataset runs, ``get_worker_info()`` says that it is the only
@@ -147,7 +148,9 @@ class Stream(IterableDataset[Any]):
         start: the position where the pass begins; then it gives each batch as a ``BatchWithState``. None: it has no state.
         initial_state: with which the dataset begins each epoch in the process that trains, where it keeps its place itself.
         progress: of the workers.
-        number, count, state: of the shard of this process: which one, of how many, and its state after its last batch.
+        rank, size: which of the processes this one trains with or loads for, and how many there are.
+        worker, number, count, state: of the shard of this process: which one of its rank, which one of how many in all,
+            and its state after its last batch.
     """
 
     dataset: Any
@@ -160,22 +163,27 @@ class Stream(IterableDataset[Any]):
     start: Mapping[str, Any] | None = None
     initial_state: Any = None
     progress: Progress | None = None
+    rank: int = 0
+    size: int = 1
+    worker: int = 0
     number: int = 0
     count: int = 1
     state: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one epoch, or the rest of them, of the shard of this process."""
+        workers = 1
         if info := get_worker_info():
             # In a pass that goes on, the first worker has the shard whose turn it is.
-            first = self.start["last"] + 1 if self.start else 0
-            self.number, self.count = (info.id + first) % info.num_workers, info.num_workers
+            first, workers = self.start["last"] + 1 if self.start else 0, info.num_workers
+            self.worker = (info.id + first) % workers
             # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
             self.seed = info.seed - info.id if self.seed is None else self.seed
-        states = self.start["states"] if self.start else [None] * self.count
+        self.number, self.count = self.rank * workers + self.worker, self.size * workers
+        states = self.start["states"] if self.start else [None] * workers
         # A shard without a state yet is shuffled as the others were.
         self.seed = next((state["seed"] for state in states if state), self.seed)
-        self.state = states[self.number]
+        self.state = states[self.worker]
         # A dataset that has come to its end may begin again.
         return iter(()) if self.state and self.state["ended"] else self._batches()
 
@@ -199,7 +207,7 @@ class Stream(IterableDataset[Any]):
                 return
             if self.start:
                 counts = {"batches": number + 1, "ended": len(fetched) < size, "seed": self.seed}
-                batch = BatchWithState(batch, self.number, {**counts, **state} if state else None)
+                batch = BatchWithState(batch, self.worker, {**counts, **state} if state else None)
             yield batch
 
     def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], dict[str, Any] | None]:
@@ -221,16 +229,17 @@ class Stream(IterableDataset[Any]):
         """The samples of the shard; a generator, so that the dataset draws nothing before the first sample."""
         if divides:
             kind, number, count = type(self.dataset).__name__, self.number, self.count
+            # A worker has a copy of its own in each epoch.
+            dataset = self.dataset if get_worker_info() else copy.deepcopy(self.dataset)
             with seeding(self.seed, self.epoch, "shard"):
-                self.dataset = self.dataset.shard(rank=number, count=count)
+                self.dataset = dataset.shard(rank=number, count=count)
             if self.dataset is None:
                 what = f"{kind}.shard(rank={number}, count={count}) returned None"
                 raise DataError(f"{self.where}: {what}; return the dataset to iterate, self if it has changed itself")
         if self.state:
             self.dataset.load_state_dict(self.state["dataset"])
-        elif self.initial_state is not None:
-            # A worker has a copy of its own in each epoch. Here it is the same object in all, and each would begin where
-            # the one before has ended.
+        elif self.initial_state is not None and not divides:
+            # Here it is the same object in all epochs, and each would begin where the one before has ended.
             self.dataset.load_state_dict(copy.deepcopy(self.initial_state))
             if hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(self.epoch)

@@ -14,7 +14,15 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import EntryState, PassState, mapping_of
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import has_own_state, length, position_of, random_sampler_of, remaining_batches, set_epoch
+from pipeline.data.loader import (
+    batches_done,
+    has_own_state,
+    length,
+    position_of,
+    random_sampler_of,
+    remaining_batches,
+    set_epoch,
+)
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.world import current_world
@@ -251,8 +259,10 @@ class TrainPass:
         if not self.open:
             loop.start(self, count)
         brain._pass_batches = min(count, self.count or count)
-        self._remaining = remaining_batches(loader, brain._batches_taken, self.state.data if self.state else None)
-        remaining, self.state = self._remaining, None
+        position = self.state.data if self.state else None
+        self._remaining = remaining = remaining_batches(loader, brain._batches_taken, position)
+        # Other ranks may have taken other batches.
+        brain._batches_taken, self.state = batches_done(loader, brain._batches_taken, position), None
         batches: Iterable[Any] = iter(on_device(remaining, brain.device))
         # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
         workers, keeps_place = getattr(remaining, "num_workers", 0), has_own_state(remaining)
