@@ -14,14 +14,21 @@ from typing import Any
 
 import torch
 from loguru import logger
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from pipeline.data.batch import EmptySlice
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_bounds, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
-from pipeline.distributed.main_process import join
 from pipeline.distributed.world import SINGLE, World, current_world
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
@@ -134,7 +141,7 @@ class EpochSampler(Sampler[int]):
 
 def _world() -> World:
     """The processes that share the samples; what a worker loads is its own affair."""
-    return SINGLE if multiprocessing.parent_process() else join()
+    return SINGLE if get_worker_info() else current_world()
 
 
 class SeededLoader(DataLoader[Any]):
@@ -523,23 +530,6 @@ def _whole(loader: Any) -> Any:
     return loader
 
 
-def require_shares(loader: Any) -> None:
-    """Raise where several processes would get the same batches.
-
-    Raises:
-        DataError: it is so, or nobody knows: a loader not of ours, its sampler or its dataset say by ``num_replicas``, as
-            torch's DistributedSampler does, among how many processes they share the samples out.
-    """
-    size, loader = current_world().size, _whole(loader)
-    if size == 1 or isinstance(loader, SeededLoader):
-        return
-    parts = loader, *_samplers(loader), getattr(loader, "dataset", None)
-    if not any(getattr(part, "num_replicas", None) == size for part in parts):
-        what = f"a {type(loader).__name__} gives each of {size} ranks the same batches"
-        remedy = "make it with make_loader, or let its num_replicas say that each has batches of its own"
-        raise DataError(f"{what}; {remedy}")
-
-
 def length(loader: Any) -> int | None:
     """How many batches a loader has; None if it does not know."""
     try:
@@ -636,7 +626,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
     Raises:
         DataError: the position is one in other data.
     """
-    require_shares(loader)
+    refuse_unshared(loader, "the training data")
     if isinstance(loader, LimitedLoader):
         count = max(0, loader.count - batches_done(loader, done, position))
         return LimitedLoader(remaining_batches(loader.loader, done, position), count)
@@ -654,7 +644,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
 
 def without_state(loader: Any) -> Any:
     """The same loader for a pass that nobody resumes: a stream is not asked for its state after each batch."""
-    require_shares(loader)
+    refuse_unshared(loader, "the evaluated data")
     if isinstance(loader, LimitedLoader):
         return LimitedLoader(without_state(loader.loader), loader.count)
     return loader.with_parts(_tracks=False) if isinstance(loader, SeededLoader) and loader.streams else loader
@@ -698,16 +688,21 @@ class FastForward(_PartOfLoader):
 
 
 def refuse_unshared(loader: Any, where: str) -> None:
-    """Raise for a loader that would give each of several processes the same batches; an object of one's own is trusted.
+    """Raise for a loader that would give each of several processes the same batches.
+
+    One that is not ours has to say among how many it shares the samples out: by ``num_replicas`` of itself, of its sampler,
+    as torch's DistributedSampler does, or of its dataset.
 
     Raises:
         ConfigError: it is such a loader.
     """
-    plain = isinstance(loader, DataLoader | list | tuple) and getattr(loader, "size", 1) == 1
-    if current_world().size > 1 and plain and not any(hasattr(own, "num_replicas") for own in _samplers(loader)):
-        what = (
-            f"a {type(loader).__name__} that was not made for {current_world().size} ranks gives all the same batches"
-        )
+    ranks, loader = current_world().size, _whole(loader)
+    if ranks == 1:
+        return
+    parts = loader, *_samplers(loader), getattr(loader, "dataset", None)
+    shared = [getattr(part, "num_replicas", None) for part in parts]
+    if ranks not in ([loader.size] if isinstance(loader, SeededLoader) else shared):
+        what = f"a {type(loader).__name__} that was not made for {ranks} ranks gives all the same batches"
         remedy = "make it with make_loader, in a script after ddp_init_group(run_opts), or with a DistributedSampler"
         raise ConfigError(f"{where}: {what}; {remedy}")
 
