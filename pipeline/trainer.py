@@ -138,6 +138,7 @@ class GeneralTrainer:
                 remedy = "check what it writes to context['status'], or raise max_stage_repeats"
                 raise StageError(f"{runner.describe(stage)} was to be entered more than {limit} times; {remedy}")
             wrote_status = self.enter(stage, runner)
+            runner.agree_on_next(stage, wrote_status=wrote_status)
             stage = self.next_stage(stage, wrote_status, runner)
 
     def enter(self, stage: str, runner: RunnerSession) -> bool:

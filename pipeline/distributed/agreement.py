@@ -91,7 +91,7 @@ class Agreement:
         world, context, key = self.world, self.context, f"{self._name}/{self._number}"
         if context.peek("is_exit") and not self._exit_asked:
             self._exit_asked = True
-            self.ask("exit", True)
+            self.ask(*context.exit_wish()[0])
         if world.is_main:
             said: list[Any] = [self._take(), answers, self._pace(position)]
             world.put(key, said)

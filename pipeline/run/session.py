@@ -28,7 +28,7 @@ from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineS
 from pipeline.distributed.device import deterministic
 from pipeline.distributed.launch import Note, find_devices, own_threads
 from pipeline.distributed.world import SINGLE, World, joined
-from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
+from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode, StageError
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
@@ -285,10 +285,8 @@ class Run:
 
     def _write_stopped(self, last: RunnerSession, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
         """Say where ``is_exit`` was written, and which runners are left."""
-        accesses = last.context.accesses
-        written = [access for access in accesses if (access.key, access.action) == ("is_exit", "write")][-1]
-        where = f"{written.stage} ({written.where}) of {last.settings.name}"
-        reason = f"context['is_exit'] was set in {where}"
+        [(_, (stage, where))] = last.context.exit_wish()
+        reason = f"context['is_exit'] was set in {stage} ({where}) of {last.settings.name}"
         logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
         self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
 
@@ -459,6 +457,21 @@ class RunnerSession:
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
+
+    def agree_on_next(self, stage: str, *, wrote_status: bool) -> None:
+        """After a stage, have several processes go on alike: ``is_exit`` on any of them ends the run on all.
+
+        Raises:
+            StageError: a process has written another status than that of rank 0.
+        """
+        context, world = self.context, self.run.world
+        outcomes = world.all_gather((context.peek("status") if wrote_status else None, context.exit_wish()))
+        for rank, (status, wishes) in enumerate(outcomes):
+            if status != (first := outcomes[0][0]):
+                what = f"rank {rank} wrote context['status'] = {status!r}, and rank 0 {first!r}"
+                raise StageError(f"{self.describe(stage)}: {what}; have all ranks write the same, from what all know")
+            for wish in wishes if world.size > 1 else ():
+                context.grant(*wish)
 
     @contextmanager
     def loop(self, runner: PipelineStage) -> Iterator[None]:
