@@ -81,8 +81,8 @@ def inspect(
     inspection = Inspection(builder.tree, builder.workspace, builder.faults)
     # What could not be made out may be what is referred to.
     sound = not any(not fault.address or fault.address.startswith("hyper_parameters") for fault in builder.faults)
-    plugins = _check_plugins(inspection)
     runners = _runners(inspection)
+    plugins = _check_plugins(inspection, several=any(map(_asks_for_several, runners.values())))
     _check_folders(inspection, runners)
     flows: dict[str, DataFlow] = {}
     is_open = not in_order
@@ -109,13 +109,19 @@ def inspect(
     return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
 
 
-def _check_plugins(inspection: Inspection) -> list[tuple[Plugin, Flow | None]]:
+def _asks_for_several(runner: Setting) -> bool:
+    """Whether a runner is for several processes."""
+    count = runner["worker_num"].value
+    return runner["class"].value == "cluster_train" or (isinstance(count, int) and count > 1)
+
+
+def _check_plugins(inspection: Inspection, *, several: bool) -> list[tuple[Plugin, Flow | None]]:
     """What each plugin may do with the context; None: unknown."""
     plugins, faults = configured_plugins(inspection.tree, inspection.workspace)
     inspection.faults += faults
     flows: list[tuple[Plugin, Flow | None]] = []
     for plugin in plugins:
-        inspection.faults += plugin_faults(plugin)
+        inspection.faults += plugin_faults(plugin, several=several)
         if isinstance(plugin.target, class_path.ClassPath):
             inspection.remember(plugin.target)
         definition = definition_of(plugin)

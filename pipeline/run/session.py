@@ -78,7 +78,7 @@ def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pa
     devices = find_devices(config, world)
     trainers = {runner.name: load_trainer(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: load_stages(config, runner) for runner in config.runners}
-    load_plugins(config.tree, config.workspace)
+    load_plugins(config.tree, config.workspace, several=world.size > 1)
     with _output_dir(config) as output_dir:
         if not world.is_main:
             with _follow(config, trainers, stage_classes, devices, world) as run:

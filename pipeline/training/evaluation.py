@@ -24,7 +24,7 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
-from pipeline.training.metrics.ranks import Judges, computed
+from pipeline.training.metrics.ranks import Judges, computed, in_step
 from pipeline.training.optim_scheduler import Losses
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
@@ -89,7 +89,7 @@ def evaluate(
     judges = Judges(metrics, observe, world, brain.device)
     with evaluating(brain):
         brain.on_stage_start(stage, epoch)
-        for batch in judges.rounds(batches):
+        for batch in in_step(batches, world) if judges.gathers else batches:
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             SHUTDOWN.raise_if_requested()
             brain.step += 1

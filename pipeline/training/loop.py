@@ -24,6 +24,7 @@ from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate,
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
+from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for, warn_of_unresumable_orders
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
@@ -602,10 +603,12 @@ class TrainLoop(PassLoop):
             name = schema.dataset_name or "" if self.runner.overfit_batches else dataset
             loader = pass_loader(name, self.runner, context)
             with batches_of(loader, context["device"]) as batches:
-                # Of streams, ranks may have different numbers of batches.
-                if self.agreement and not getattr(loader, "streams", True):
-                    batches = self.agreement.watched(batches)  # noqa: PLW2901
-                return evaluate(phase["brain"], batches, Stage.VALID, metrics, epoch=context["current_epoch"])
+                rounds = batches
+                if self.agreement:
+                    # Of streams, ranks may have different numbers of batches.
+                    streams = getattr(loader, "streams", True)
+                    rounds = self.agreement.watched(in_step(batches, self.agreement.world) if streams else batches)
+                return evaluate(phase["brain"], rounds, Stage.VALID, metrics, epoch=context["current_epoch"])
 
         return evaluate_each(schema.valid_datasets, evaluate_one)
 

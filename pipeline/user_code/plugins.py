@@ -50,9 +50,12 @@ def _method_faults(name: str, where: str, arguments: Sequence[str], marked: bool
 # The methods by which a plugin has a state in checkpoints.
 STATE = ("state_dict", "load_state_dict")
 
+# How the names of the hooks of a step and of ``STATE`` end: a plugin with one has to say on which processes it runs.
+_STEPPING = ("_batch", "_backward", "_update", "state_dict")
 
-def faults_of_source(definition: source.Definition) -> list[str]:
-    """The certain faults of a plugin, from its source."""
+
+def faults_of_source(definition: source.Definition, *, several: bool = False) -> list[str]:
+    """The certain faults of a plugin, from its source; ``several``: where several processes train."""
     if not isinstance(definition.node, source.ClassNode):
         return [f"{definition.name} ({definition.location}) is a function, not a class; name a class with hooks"]
     above, complete = classes.ancestry(definition)
@@ -69,28 +72,39 @@ def faults_of_source(definition: source.Definition) -> list[str]:
     names = [name for cls in above for name in classes.own_names(cls)] if complete else STATE
     statement, _ = classes.member(definition, "every_rank") or (None, None)
     value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
-    every_rank = value.value if isinstance(value, ast.Constant) else True
+    unknown = True if statement or not complete else None
+    every_rank = value.value if isinstance(value, ast.Constant) else unknown
     who = f"{definition.name} ({definition.location})"
-    return _faults(candidates, who, names, every_rank, complete=complete)
+    return _faults(candidates, who, names, every_rank, complete=complete, several=several)
 
 
-def faults_of_class(cls: type) -> list[str]:
-    """The faults of an imported plugin's hooks."""
+def faults_of_class(cls: type, *, several: bool = False) -> list[str]:
+    """The faults of an imported plugin's hooks; ``several``: where several processes train."""
     candidates: list[_Method] = []
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         file, line = Path(function.__code__.co_filename).name, function.__code__.co_firstlineno
         arguments = list(inspect.signature(function).parameters)[1:]
         where, marked = f"{cls.__name__}.{name} ({file}:{line})", hasattr(function, "pipeline_impl")
         candidates.append((name, where, arguments, marked))
-    return _faults(candidates, cls.__name__, dir(cls), getattr(cls, "every_rank", True), complete=True)
+    every_rank = getattr(cls, "every_rank", None)
+    return _faults(candidates, cls.__name__, dir(cls), every_rank, complete=True, several=several)
 
 
-def _faults(methods: Sequence[_Method], who: str, names: Collection[str], rank: object, *, complete: bool) -> list[str]:
+def _faults(
+    methods: Sequence[_Method], who: str, names: Collection[str], rank: object, *, complete: bool, several: bool
+) -> list[str]:
+    """The faults of a plugin with these names; ``rank``: its ``every_rank``, None for one that does not say it."""
     messages = [message for method in methods for message in _method_faults(*method)]
     if sum(name in names for name in STATE) == 1:
         messages.append(f"{who} has only one of {' and '.join(STATE)}; define both, or neither")
-    if not isinstance(rank, bool):
+    if not isinstance(rank, bool | None):
         messages.append(f"{who}: every_rank is {rank!r}; write True or False")
+    stepping = [name for name in (*HOOKS, *STATE) if name in names and name.endswith(_STEPPING)]
+    if several and rank is None and stepping:
+        what = f"{who} has {stepping[0]}, and does not say on which of several processes it runs"
+        messages.append(f"{what}; write every_rank = True, or False for rank 0 alone")
+    elif several and rank is not True and "wrap_model" in names:
+        messages.append(f"{who} wraps the model on rank 0 alone, and the others' would differ; write every_rank = True")
     if complete and not messages and not any(marked for *_, marked in methods):
         return [f"{who} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"]
     return messages
@@ -248,12 +262,12 @@ def _plugin(text: Any, args: Any, origin: Origin, settings: PluginSettings, work
     return Plugin(settings.name or name, target, args if isinstance(args, dict) else {}, origin, settings)
 
 
-def plugin_faults(plugin: Plugin) -> list[Fault]:
-    """The faults of a plugin's class and arguments, from its source alone."""
+def plugin_faults(plugin: Plugin, *, several: bool = False) -> list[Fault]:
+    """The faults of a plugin's class and arguments, from its source alone; ``several``: where several processes train."""
     if isinstance(plugin.target, type):
         return []
     definition, messages = class_path.examine(plugin.target)
-    messages += faults_of_source(definition) if definition else []
+    messages += faults_of_source(definition, several=several) if definition else []
     if definition and (parameters := classes.parameters(definition)):
         messages += parameters.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
     missing = [name for name in plugin.declared("requires") if find_spec(name) is None]
@@ -268,8 +282,8 @@ def plugin_manager() -> pluggy.PluginManager:
     return empty
 
 
-def load_plugins(tree: Node, workspace: Path | None) -> list[Plugin]:
-    """The plugins of a config, in calling order, each with its class imported and checked.
+def load_plugins(tree: Node, workspace: Path | None, *, several: bool = False) -> list[Plugin]:
+    """The plugins of a config, in calling order, each with its class imported and checked; ``several`` processes have them.
 
     Raises:
         PluginError: a plugin does not take its arguments, or one of its hooks does not exist.
@@ -278,14 +292,16 @@ def load_plugins(tree: Node, workspace: Path | None) -> list[Plugin]:
     plugins, faults = configured_plugins(tree, workspace)
     if not faults:
         # What an imported class says of its order may be more than its source shows.
-        plugins, faults = _in_order([replace(plugin, target=load_plugin_class(plugin)) for plugin in plugins])
+        plugins, faults = _in_order(
+            [replace(plugin, target=load_plugin_class(plugin, several=several)) for plugin in plugins]
+        )
     if faults:
         raise PluginError("\n".join(map(str, faults)))
     return plugins
 
 
-def load_plugin_class(plugin: Plugin) -> type:
-    """The class of a plugin, imported and checked.
+def load_plugin_class(plugin: Plugin, *, several: bool = False) -> type:
+    """The class of a plugin, imported and checked; ``several`` processes have it.
 
     Raises:
         PluginError: it does not take its arguments, or one of its hooks does not exist.
@@ -295,7 +311,7 @@ def load_plugin_class(plugin: Plugin) -> type:
         cls = class_path.load_class(plugin.target, object)
     except ClassPathError as error:
         raise ClassPathError(f"{plugin.origin}: plugins: {error}", error.user_error) from error
-    if messages := faults_of_class(cls):
+    if messages := faults_of_class(cls, several=several):
         raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {message}" for message in messages))
     options = {hook: getattr(getattr(cls, hook, None), "pipeline_impl", {}) for hook in HOOKS}
     wrappers = [hook for hook, own in options.items() if own.get("wrapper") or own.get("hookwrapper")]

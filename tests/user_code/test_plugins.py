@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import yaml
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.check.checker import check
+from pipeline.config.load import ConfigBuilder
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PluginError
 from pipeline.user_code.imports import extra_of
 from pipeline.user_code.plugin_calls import hook_or_none
-from pipeline.user_code.plugins import installed_plugins
+from pipeline.user_code.plugins import configured_plugins, installed_plugins, load_plugins, plugin_faults
 
 Plugged = Callable[..., Path]
 
@@ -314,6 +316,7 @@ def test_the_check_imports_nothing_that_a_tracker_requires(plugged: Plugged) -> 
     code = f"""
 import sys
 from pipeline.check.checker import check
+from pipeline.config.load import ConfigBuilder
 assert check({str(plugged("[tensorboard, mlflow, wandb]"))!r}) == []
 assert not {{"torch", "tensorboard", "mlflow", "wandb"}} & sys.modules.keys()
 """
@@ -346,6 +349,49 @@ def test_arguments_that_the_check_cannot_see_are_held_against_the_class_before_a
     with pytest.raises(PluginError, match=message):
         GeneralTrainer(config).run()
     assert not Path("runs").exists()
+
+
+STATE = "\n    def state_dict(self): return {}\n    def load_state_dict(self, state): pass"
+UNSAID = "and does not say on which of several processes it runs; write every_rank = True, or False for rank 0 alone"
+WRAPS = "wraps the model on rank 0 alone, and the others' would differ; write every_rank = True"
+ON_RANKS = [
+    (MARKED + "before_batch(self): pass", f"has before_batch, {UNSAID}"),
+    (MARKED + "after_backward(self): pass", f"has after_backward, {UNSAID}"),
+    (MARKED + "before_update(self): pass", f"has before_update, {UNSAID}"),
+    (MARKED + "before_epoch(self): pass" + STATE, f"has state_dict, {UNSAID}"),
+    (MARKED + "wrap_model(self): pass", WRAPS),
+    (MARKED + "wrap_model(self): pass\n    every_rank = False", WRAPS),
+    (MARKED + "wrap_model(self): pass\n    every_rank = True", ""),
+    (MARKED + "before_epoch(self): pass", ""),
+    (MARKED + "before_batch(self): pass\n    every_rank = False" + STATE, ""),
+    (MARKED + "before_batch(self): pass\n    every_rank: bool = True", ""),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), ON_RANKS)
+def test_a_plugin_that_acts_in_each_step_has_to_say_on_which_of_several_processes(
+    plugged: Plugged, body: str, message: str
+) -> None:
+    builder = ConfigBuilder(plugged("[it.py]", it=WRONG + body), [])
+    assert builder.tree
+    tree, folder = builder.tree, builder.workspace
+    (plugin,) = [plugin for plugin in configured_plugins(tree, folder)[0] if plugin.name == "it"]
+    assert "\n".join(map(str, plugin_faults(plugin))) == ""
+    said = "\n".join(map(str, plugin_faults(plugin, several=True)))
+    assert message in said if message else not said
+    # And of its class.
+    assert len(load_plugins(tree, folder)) == 3
+    with pytest.raises(PluginError) if message else nullcontext() as caught:
+        load_plugins(tree, folder, several=True)
+    assert message in str(getattr(caught, "value", ""))
+
+
+def test_a_config_for_several_processes_has_its_plugins_checked_for_them(plugged: Plugged) -> None:
+    config = plugged("[counter.py]", counter=WRONG + ON_RANKS[0][0])
+    assert faults(config) == ""
+    text = config.read_text(encoding="utf-8").replace("class: train,", "class: local_cluster_train, worker_num: 2,")
+    config.write_text(text, encoding="utf-8")
+    assert UNSAID in faults(config)
 
 
 def test_an_inherited_hook_counts_and_is_checked(plugged: Plugged) -> None:

@@ -50,15 +50,6 @@ class Judges:
         for metric in metrics.values():
             metric.reset()
 
-    def rounds(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches of this rank; where whole ones are gathered, empty slices follow until all ranks are at their end."""
-        for batch in batches:
-            if self.gathers:
-                self.world.all_gather(True)
-            yield batch
-        while self.gathers and any(self.world.all_gather(False)):
-            yield EmptySlice(None)
-
     def judge(self, predictions: Any, target: Any, batch: Any) -> None:
         """Have them judge a batch."""
         for metric in self.sliced.values():
@@ -92,6 +83,15 @@ class Judges:
                 metric.update(*whole)
             if self.observe:
                 self.observe(whole[0], whole[1], to_device(_join_batch(batches, counts), self.device))
+
+
+def in_step(batches: Iterable[Any], world: World) -> Iterator[Any]:
+    """The batches of a rank, of which others may have more: empty slices follow until all are at their end."""
+    for batch in batches:
+        world.all_gather(True)
+        yield batch
+    while any(world.all_gather(False)):
+        yield EmptySlice(None)
 
 
 def join(parts: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
