@@ -102,7 +102,8 @@ class PluginReport:
         manager: has the plugins of the runner.
     """
 
-    every_rank = True
+    # What the first process says holds of the others too.
+    every_rank = False
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         implementations = [each for hook in HOOKS for each in getattr(manager.hook, hook).get_hookimpls()]

@@ -40,7 +40,8 @@ def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) 
     gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     own = {stage: cls for stage, cls in stages.items() if not cls.__module__.startswith(_DEFAULTS)}
     custom = [f"{stage} is {cls.__module__.rpartition('.')[2]}.{cls.__name__}" for stage, cls in own.items()]
-    yield "; ".join([f"{runner.name} on {device}{gpu}", *_parameters(context.peek("model")), *custom])
+    several = f"{size} processes, " if (size := context.peek("world_size")) > 1 else ""
+    yield "; ".join([f"{runner.name} on {several}{device}{gpu}", *_parameters(context.peek("model")), *custom])
     known = loaders if isinstance(loaders, Mapping) else {}
     config = context.peek("config")
     limits = {name: config.get(f"dataset.{name}.limit_batches") for name in known}

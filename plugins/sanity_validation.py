@@ -18,6 +18,7 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import generators_of, without_state
 from pipeline.data.workers import supervise_workers
+from pipeline.distributed.world import SINGLE
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate
@@ -47,7 +48,7 @@ class SanityValidation:
         ConfigError: ``batches`` is out of range.
     """
 
-    # Each process has batches of its own, and parts of one model compute together.
+    # Each process computes its own slices, and waits for no other.
     every_rank = True
 
     def __init__(self, batches: int = 2) -> None:
@@ -90,7 +91,7 @@ class SanityValidation:
         metrics = build_metrics(phase.metrics, context["config"].workspace)
         batches = iter(on_device(without_state(loader), context["device"]))
         with supervise_workers(batches), suppress(_EnoughError):
-            evaluate(brain, self._first(batches), Stage.VALID, metrics, epoch=context["current_epoch"])
+            evaluate(brain, self._first(batches), Stage.VALID, metrics, epoch=context["current_epoch"], world=SINGLE)
 
     def _first(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The first batches; then the evaluation is left, before it is complete."""

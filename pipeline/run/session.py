@@ -399,7 +399,7 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
-        for name, report in offered("plugin_reports").items() if self.plugins else ():
+        for name, report in offered("plugin_reports").items() if self.plugins and self.run.world.is_main else ():
             self.manager.register(report(self.manager), name)
         self.context.running_hook = running_hook
         self.listen()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.data.batch import shape_of
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, DataError
 from pipeline.user_code import class_path
 
@@ -106,13 +107,16 @@ def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) 
     """The ``train_metrics`` of a phase by name: beside what a metric has, each has a state.
 
     Raises:
-        ConfigError: one has none, without which no run could go on within an epoch.
+        ConfigError: one has none, without which no run could go on within an epoch, or those of ranks cannot be merged.
     """
     metrics: dict[str, Any] = {**build_metrics(settings, workspace)}
     for name, metric in metrics.items():
         if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
             what = f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
             raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
+        if current_world().size > 1 and not hasattr(metric, "merge"):
+            what = f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks merge(states)"
+            raise ConfigError(f"{what}, without which several processes have no number together; add it")
         # torchmetrics keeps nothing in a state_dict unless it is asked to.
         if hasattr(metric, "persistent"):
             metric.persistent(True)
