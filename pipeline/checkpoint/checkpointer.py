@@ -301,7 +301,11 @@ class Checkpointer:
     def _write(self, final: Path, contents: Contents, shared: SharedSave | None) -> None:
         """Save, remove old ones, and report the checkpoint."""
         commit = partial(self._commit, final, contents, shared)
-        if shared.run(commit, self._folder, contents, self._saver.disk) if shared else commit():
+        if shared and shared.world.rank:
+            is_new = shared.follow(self._folder, contents, self._saver.disk)
+        else:
+            is_new = shared.lead(commit) if shared else commit()
+        if is_new:
             self._committed.append(final)
 
     def _commit(self, final: Path, contents: Contents, shared: SharedSave | None) -> bool:

@@ -183,30 +183,23 @@ TRAINING = "training.safetensors"
 # What the files of weights end with, after the name of their phase.
 SUFFIX = ".safetensors"
 
-_RANK = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")
+# What each process but that of rank 0 has of its own, by rank.
+_RANK = re.compile(r"rank-\d{5}-of-\d{5}\.safetensors")
 
 
 def rank_file(rank: int, size: int) -> str:
-    """The file of what one of several processes has of its own; that of rank 0 is in ``training.safetensors``."""
+    """The file of what one of several processes has of its own."""
     return f"rank-{rank:05d}-of-{size:05d}{SUFFIX}"
+
+
+def rank_files(names: Iterable[str]) -> list[str]:
+    """Those of rank 1, 2, …; none where one process has saved."""
+    return sorted(name for name in names if _RANK.fullmatch(name))
 
 
 def is_weights(name: str) -> bool:
     """Whether a file of a checkpoint has weights; its name is that of their phase."""
     return name.endswith(SUFFIX) and name != TRAINING and not _RANK.fullmatch(name)
-
-
-def rank_files(names: Iterable[str]) -> dict[int, str]:
-    """Rank -> its file, of every rank but the first; nothing, where one process has saved.
-
-    Raises:
-        CheckpointError: one is missing.
-    """
-    files = sorted(name for name in names if _RANK.fullmatch(name))
-    whole = {rank: rank_file(rank, len(files) + 1) for rank in range(1, len(files) + 1)}
-    if files != [*whole.values()]:
-        raise CheckpointError(f"{MANIFEST} lists the files of other ranks than 1 to N-1 of N; use another checkpoint")
-    return whole
 
 
 # Bytes of a ``state.json``.

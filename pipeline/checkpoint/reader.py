@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeline.checkpoint import layout, pytree, safetensors_io, storage
 from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
-from pipeline.checkpoint.state import TrainingState, redistributed, with_own_parts
+from pipeline.checkpoint.state import TrainingState
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, one_of
 
@@ -77,7 +77,7 @@ class LoadedCheckpoint:
         weights: phase -> name -> tensor.
         training: the tree of what else was saved to go on from; None where nothing was, or where it was not read.
         size: how many processes have saved it.
-        own: rank -> what it has of its own in the tree, of those that were read; rank 0 has the tree.
+        own: what ranks other than 0 have of their own: of as many processes that of this rank, else of all.
     """
 
     path: Path
@@ -87,7 +87,7 @@ class LoadedCheckpoint:
     training: Any = field(repr=False)
     iterations: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
     size: int = 1
-    own: dict[int, Any] = field(default_factory=dict, repr=False)
+    own: list[Any] = field(default_factory=list, repr=False)
 
     @cached_property
     def state(self) -> TrainingState | None:
@@ -99,12 +99,8 @@ class LoadedCheckpoint:
         if not self.training:
             return None
         world, where = current_world(), str(self.path)
-        if self.size == world.size:
-            tree = with_own_parts(self.training, self.own.get(world.rank, ()), where)
-            return TrainingState.from_tree(tree, where, self.train_state)
-        trees = [with_own_parts(self.training, self.own.get(rank, ()), where) for rank in range(self.size)]
-        states = [TrainingState.from_tree(tree, where, self.train_state) for tree in trees]
-        return redistributed(states, world.rank, where)
+        state, same = TrainingState.from_tree(self.training, where, self.train_state), self.size == world.size
+        return state.on_rank(world.rank, self.own, where, same=same) if self.own or not same else state
 
 
 def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
@@ -120,19 +116,16 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     """
     files = layout.listed_files(path)
     state = _state(path, files)
-    with storage.at_path(path):
-        ranks, world = layout.rank_files(files), current_world()
-    of_ranks = {rank: name for rank, name in ranks.items() if len(ranks) + 1 != world.size or rank == world.rank}
-    names = [name for name in files if layout.is_weights(name)]
-    if with_training:
-        names += [name for name in files if name == TRAINING] + [*of_ranks.values()]
+    world, ranks = current_world(), layout.rank_files(files) if with_training else []
+    own = ranks if len(ranks) + 1 != world.size else ranks[: world.rank][-1:]
+    names = [name for name in files if layout.is_weights(name) or (with_training and name == TRAINING)] + own
     # Reading and hashing both let other threads run.
     with ThreadPoolExecutor(4) as pool:
         contents = pool.map(lambda name: _read_verified(path / name, files[name]), names)
         tensors = dict(zip(names, contents, strict=True))
-        if with_training and world.is_main:
-            # Those that only other ranks read.
-            [*pool.map(lambda name: _verify(path / name, files[name]), {*ranks.values()} - tensors.keys())]
+        if world.is_main:
+            # What only the others read.
+            [*pool.map(lambda name: _verify(path / name, files[name]), {*ranks} - {*own})]
     weights, trees = {}, {}
     for name, file in tensors.items():
         with storage.at_path(path / name):
@@ -142,8 +135,8 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
                 trees[name] = pytree.unflatten(*file)
     counters, metrics = state["train_state"], state["metrics"]
     iterations = state.get("iterations", iterations_at(metrics, counters["iteration"]))
-    own = {rank: trees[name] for rank, name in of_ranks.items() if name in trees}
-    return LoadedCheckpoint(path, counters, metrics, weights, trees.get(TRAINING), iterations, len(ranks) + 1, own)
+    parts = [trees[name] for name in own]
+    return LoadedCheckpoint(path, counters, metrics, weights, trees.get(TRAINING), iterations, len(ranks) + 1, parts)
 
 
 def problems_of(path: Path) -> list[str]:

@@ -33,32 +33,26 @@ class SharedSave:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self._key = world.in_thread(), f"save/{next(_numbers)}/{name}"
-        self._begun = False
 
-    def run(self, commit: Callable[[], bool], folder: Path, contents: Contents, disk: Disk) -> bool:
-        """Save; every rank returns, or raises, the same.
+    def lead(self, commit: Callable[[], bool]) -> bool:
+        """On rank 0: commit, and say how that went.
 
         Args:
-            commit: for rank 0: writes the checkpoint, with ``others_write`` around its own files; whether it is a new one.
-            folder: of the checkpoints.
-            contents: for the others: of their files.
-            disk: what writes them.
+            commit: writes the checkpoint, with ``others_write`` around its own files; whether it is a new one.
 
         Raises:
             StorageError: the storage of one of them refuses.
             PeerError: one of them has failed.
         """
-        if self.world.rank:
-            return self._take_part(folder, contents, disk)
         try:
-            new = commit()
+            is_new = commit()
         except StorageError as error:
-            if not self._begun:
-                self._put("folder", None)
+            # Those who wait to begin need not; if they have begun, they have reported too.
+            self._put("folder", None)
             self._put("outcome", [str(error), False])
             raise
-        self._put("outcome", [None, new])
-        return new
+        self._put("outcome", [None, is_new])
+        return is_new
 
     @contextmanager
     def others_write(self, folder: Path) -> Iterator[dict[str, FileEntry]]:
@@ -69,7 +63,6 @@ class SharedSave:
         """
         files: dict[str, FileEntry] = {}
         self._put("folder", folder.name)
-        self._begun = True
         try:
             yield files
         finally:
@@ -80,23 +73,33 @@ class SharedSave:
                 raise StorageError(error)
             files |= {name: FileEntry(*entry) for name, entry in written.items()}
 
-    def _take_part(self, folder: Path, contents: Contents, disk: Disk) -> bool:
-        if (temporary := self._get("folder")) is not None:
-            self._put(f"report/{self.world.rank}", self._written(folder / temporary, contents, disk))
-        error, new = self._get("outcome")
-        if self.world.store.add(f"{self._key}/read", 1) == self.world.size - 1:
-            for name in ("folder", "outcome", "read", *(f"report/{rank}" for rank in range(1, self.world.size))):
-                self.world.store.delete_key(f"{self._key}/{name}")
+    def follow(self, folder: Path, contents: Contents, disk: Disk) -> bool:
+        """On another rank: write its files and report them; whether the checkpoint is a new one.
+
+        Args:
+            folder: of the checkpoints.
+            contents: of the files.
+            disk: what writes them.
+
+        Raises:
+            StorageError, PeerError: as on rank 0.
+        """
+        world, error = self.world, None
+        written: dict[str, tuple[str, int]] = {}
+        if temporary := self._get("folder"):
+            try:
+                for name, make in contents.items():
+                    written[name] = storage.write_file(folder / temporary / name, make(), disk)
+            except OSError as refusal:
+                error = f"rank {world.rank}: {storage.refusal(folder / temporary, refusal, '')}"
+            self._put(f"report/{world.rank}", [error, written])
+        error, is_new = self._get("outcome")
+        if world.store.add(f"{self._key}/read", 1) == world.size - 1:
+            for name in ("folder", "outcome", "read", *(f"report/{rank}" for rank in range(1, world.size))):
+                world.store.delete_key(f"{self._key}/{name}")
         if error:
             raise StorageError(error)
-        return bool(new)
-
-    def _written(self, folder: Path, contents: Contents, disk: Disk) -> tuple[str | None, dict[str, tuple[str, int]]]:
-        """Write the files of this rank: the error, and their hashes and sizes."""
-        try:
-            return None, {name: storage.write_file(folder / name, make(), disk) for name, make in contents.items()}
-        except OSError as error:
-            return f"rank {self.world.rank}: {storage.refusal(folder, error, '')}", {}
+        return bool(is_new)
 
     def _put(self, name: str, value: Any) -> None:
         self.world.put(f"{self._key}/{name}", value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from loguru import logger
@@ -11,12 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from torch import Tensor, nn
 
 from pipeline.checkpoint.comparison import below, brief
-from pipeline.checkpoint.parts import InitialModels
+from pipeline.checkpoint.parts import InitialModels, fitting
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.weights import Models, unique_brains
 from pipeline.errors import CheckpointError
 
 VERSION = 2
+
+# Of the parts that the ranks have saved, by rank, what the rank that is named goes on with.
+_Rule = Callable[[Sequence[Any], int], Any]
 
 # The recoverable that has a ``MidEpochState``.
 MID_EPOCH = "mid_epoch"
@@ -111,7 +115,7 @@ class PassState(StateModel):
         logged: what was logged so far, by name.
         discarded: of each optimizer, how many windows were discarded for their gradients, and the first parameter
             with such a gradient.
-        metrics: the state of each of the ``train_metrics``, which earlier versions lack.
+        metrics: the state of each of the ``train_metrics``, which earlier versions lack; or those of several ranks.
     """
 
     step: int
@@ -121,7 +125,7 @@ class PassState(StateModel):
     train_loss: MeterState
     logged: dict[str, MeterState]
     discarded: list[tuple[int, str]]
-    metrics: dict[str, OwnState] = {}
+    metrics: dict[str, OwnState | list[OwnState]] = {}
 
 
 class BestState(StateModel):
@@ -397,11 +401,6 @@ class TrainingState(StateModel):
     requested: list[str] = []
     seconds: float | None = None
 
-    def open_passes(self) -> list[PassState]:
-        """The passes that are not over, whoever trains."""
-        entries = [*(self.loop.open_passes() if self.loop else ()), *([self.fit.running] if self.fit else ())]
-        return [entry.state for entry in entries if entry and entry.state]
-
     @classmethod
     def capture(
         cls, models: Models, recoverables: Mapping[str, Recoverable], initial: InitialModels | None, **more: Any
@@ -457,116 +456,111 @@ class TrainingState(StateModel):
             state.loop = _loop_of_version_1(tree["loop"], state, f"{where}: loop", counted)
         return state
 
+    def on_rank(self, rank: int, own: Sequence[Mapping[str, list[Any]]], where: str, *, same: bool) -> Self:
+        """The state with which one rank goes on from that of rank 0.
 
-# The parts of which each rank has its own, by place; `*` is any key. All others are alike on every rank, and saved by rank 0.
-_OWN = [
-    place.split(".")
-    for place in (
-        "random",
-        "gradients",
-        "recoverables",
-        "optim_schedulers.*.*.state.window.samples",
-        "loop.outer.*.state",
-        "loop.inner.*.state",
-        "fit.running.state",
-        "experiment.data",
-        "experiment.numbers.training",
-    )
-]
+        Args:
+            rank: which one.
+            own: what the other ranks had of their own when they saved, by rank; with ``same``, what this one had.
+            where: the checkpoint, for messages.
+            same: whether as many ranks go on.
 
-
-def own_parts(tree: Any) -> list[Any]:
-    """What a rank has of its own in a training state: the place of each part, and the part."""
-    return [[*found] for pattern in _OWN for found in _found(tree, pattern)]
-
-
-def _found(tree: Any, pattern: Sequence[str]) -> Iterator[tuple[list[Any], Any]]:
-    """The places that a pattern matches, and what is there."""
-    if not pattern:
-        yield [], tree
-        return
-    keys: Iterable[Any] = tree if isinstance(tree, Mapping) else range(len(tree)) if isinstance(tree, list) else ()
-    for key in keys if pattern[0] == "*" else {pattern[0]}.intersection(keys):
-        for place, part in _found(tree[key], pattern[1:]):
-            yield [key, *place], part
+        Raises:
+            CheckpointError: what is a rank's own is of another state.
+        """
+        tree, lists = self.to_tree(), [{place: [*parts] for place, parts in each.items()} for each in own]
+        if not same and rank > len(own):
+            logger.info(
+                f"{where}: was saved by {len(own) + 1} processes; the random generators of rank {rank} begin anew"
+            )
+        with fitting(where, "a rank's own", "use another checkpoint"):
+            for place, rule in _OWN.items():
+                change = partial(_combined, None if same else rule, rank, [each[place] for each in lists])
+                tree = _changed(tree, place.split("."), change)
+        return super().from_tree(tree, where)
 
 
-def with_own_parts(tree: Any, parts: Any, where: str) -> Any:
-    """The training state of another rank: that of rank 0 with the parts in it that ``own_parts`` has returned.
-
-    Raises:
-        CheckpointError: these are of another state; ``where`` it is.
-    """
-    try:
-        for place, part in parts:
-            tree = _with_part(tree, place, part)
-    except (LookupError, TypeError, ValueError) as error:
-        what = f"what a rank has of its own is of another state ({error})"
-        raise CheckpointError(f"{where}: {what}; use another checkpoint") from error
-    return tree
+def _combined(rule: _Rule | None, rank: int, others: Sequence[list[Any]], part: Any) -> Any:
+    """A part, and the next of each of the others, by a rule; None: the last of them goes on as it is."""
+    parts = [part, *(own.pop(0) for own in others)]
+    return rule(parts, rank) if rule else parts[-1]
 
 
-def _with_part(tree: Any, place: Sequence[Any], part: Any) -> Any:
-    """A tree with another part at a place."""
-    if not place:
-        return part
-    changed = dict(tree) if isinstance(tree, Mapping) else list(tree)
-    changed[place[0]] = _with_part(tree[place[0]], place[1:], part)
-    return changed
+def _kept(parts: Sequence[Any], rank: int) -> Any:
+    """That of the rank; a new one begins with rank 0's."""
+    return parts[rank if rank < len(parts) else 0]
 
 
-def redistributed(states: Sequence[TrainingState], rank: int, where: str) -> TrainingState:
-    """The state of one rank, where another number of them goes on than has saved.
-
-    Sums over samples (gradients, running means) are rank 0's, and the others begin with zeros. Generators and recoverables
-    stay with their rank; a new one has drawn nothing yet, and its recoverables are as rank 0's.
-
-    Args:
-        states: of the ranks that have saved.
-        rank: which one goes on.
-        where: the checkpoint, for the log.
-    """
-    state = states[0]
-    if rank >= len(states):
-        logger.info(f"{where}: was saved by {len(states)} processes; the random generators of rank {rank} begin anew")
-        state.random = RandomState(**random_state())
-    elif rank:
-        state.random, state.recoverables = states[rank].random, states[rank].recoverables
-    for phase in state.gradients:
-        state.gradients[phase] = _by_name([own.gradients[phase] for own in states], rank, _total)
-    for phase, schedulers in state.optim_schedulers.items():
-        for name, scheduler in schedulers.items():
-            windows = [own.optim_schedulers[phase][name].state.get("window", {}) for own in states]
-            if windows[0]:
-                samples = _total([window["samples"] for window in windows], rank)
-                scheduler.state = {**scheduler.state, "window": {**windows[0], "samples": samples}}
-    for passes in zip(*(own.open_passes() for own in states), strict=False):
-        own = passes[0]
-        own.train_loss = _total_meter([each.train_loss for each in passes], rank)
-        own.logged = _by_name([each.logged for each in passes], rank, _total_meter)
-    if state.experiment:
-        training = [own.experiment.numbers.training for own in states if own.experiment]
-        state.experiment.numbers.training = _by_name(training, rank, _total_meter)
-    return state
+def _drawn(parts: Sequence[Any], rank: int) -> Any:
+    """That of the rank; the generators of a new one stay as they were seeded."""
+    return parts[rank] if rank < len(parts) else RandomState(**random_state()).to_tree()
 
 
-def _by_name(
-    of_ranks: Sequence[Mapping[str, Any]], rank: int, total: Callable[[Sequence[Any], int], Any]
-) -> dict[str, Any]:
-    names = dict.fromkeys(name for own in of_ranks for name in own)
-    return {name: total([own[name] for own in of_ranks if name in own], rank) for name in names}
+def _total(parts: Sequence[Any], rank: int) -> Any:
+    """The sum for rank 0, or whether it is true of any rank; nothing for the others."""
+    if isinstance(parts[0], bool):
+        return any(parts)
+    return parts[0] * 0 if rank else sum(parts[1:], parts[0])
 
 
-def _total(amounts: Sequence[Any], rank: int) -> Any:
-    """Numbers or tensors of all ranks, for rank 0; nothing for another."""
-    return amounts[0] * 0 if rank else sum(amounts[1:], amounts[0])
+def _each(rule: _Rule) -> _Rule:
+    """The rule for each value of a mapping, by name."""
+
+    def of_names(parts: Sequence[Any], rank: int) -> Any:
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: rule([part[name] for part in parts if name in part], rank) for name in names}
+
+    return of_names
 
 
-def _total_meter(meters: Sequence[MeterState], rank: int) -> MeterState:
-    sums = ("samples", "nonfinite", "total", "count", "recent_total", "recent_count")
-    totals = {name: _total([getattr(meter, name) for meter in meters], rank) for name in sums}
-    first = min((meter.first for meter in meters if meter.first), default=None)
-    return meters[0].model_copy(update={**totals, "first": None if rank else first})
+def _meter(parts: Sequence[Any], rank: int) -> Any:
+    """The sums of a ``Meter``; all ranks had as many batches."""
+    first = None if rank else min((meter["first"] for meter in parts if meter["first"]), default=None)
+    totals = _each(_total)([{**meter, "first": 0} for meter in parts], rank)
+    return {**totals, "batches": parts[0]["batches"], "first": first}
+
+
+def _pass(parts: Sequence[Any], rank: int) -> Any:
+    """The running means; of each metric the states of all ranks, for rank 0."""
+    loss, logged = (rule([part[name] for part in parts], rank) for name, rule in _MEANS.items())
+    metrics = {} if rank else _each(lambda states, _: [*states])([part["metrics"] for part in parts], rank)
+    return {**_kept(parts, rank), "train_loss": loss, "logged": logged, "metrics": metrics}
+
+
+_MEANS = {"train_loss": _meter, "logged": _each(_meter)}
+
+# What each rank has of its own, by place (`*` is any key), and what another number of ranks makes of it. Everything else
+# is alike on all ranks, and rank 0 saves it.
+_OWN: dict[str, _Rule] = {
+    "random": _drawn,
+    "gradients": _each(_each(_total)),
+    "recoverables": _kept,
+    "optim_schedulers.*.*.state.window.samples": _total,
+    "optim_schedulers.*.*.state.window.discards": _total,
+    "loop.outer.*.state": _pass,
+    "loop.inner.*.state": _pass,
+    "fit.running.state": _pass,
+    "experiment.data": _kept,
+    "experiment.numbers.training": _each(_meter),
+}
+
+
+def own_parts(tree: Any) -> dict[str, list[Any]]:
+    """What a rank has of its own in a training state: place -> the parts that are there."""
+    own: dict[str, list[Any]] = {place: [] for place in _OWN}
+    for place, parts in own.items():
+        _changed(tree, place.split("."), parts.append)
+    return own
+
+
+def _changed(tree: Any, place: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    """A tree whose parts at a place are changed."""
+    if tree is None or not place:
+        return tree if tree is None else change(tree)
+    if isinstance(tree, list):
+        return [_changed(item, place[1:], change) for item in tree]
+    keys = tree if place[0] == "*" else {place[0]} & tree.keys()
+    return {**tree, **{key: _changed(tree[key], place[1:], change) for key in keys}}
 
 
 # What a state may lack when it is captured, and in version 1.
