@@ -25,14 +25,15 @@ from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
 from pipeline.checkpoint.store import FEWEST, CheckpointWriter, newest_valid
 from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
-from pipeline.distributed.world import World, current_world
-from pipeline.errors import CheckpointError, ConfigError, PipelineError
+from pipeline.distributed.world import current_world
+from pipeline.errors import CheckpointError, ConfigError
 
 
 class BackgroundWriter:
     """A thread that writes one checkpoint; the interpreter waits for it at its end."""
 
     def __init__(self) -> None:
+        # The one for whose work nobody has waited.
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -49,6 +50,7 @@ class BackgroundWriter:
         """
         if self._thread:
             self._thread.join()
+            self._thread = None
         self.check()
 
     def check(self) -> None:
@@ -101,8 +103,6 @@ class Checkpointer:
         self._background = BackgroundWriter()
         self._buffers: dict[str, Tensor] = {}
         self._committed: deque[Path] = deque()
-        # Whether a save was begun that nobody has waited for.
-        self._unknown = False
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
 
@@ -138,10 +138,9 @@ class Checkpointer:
         if iterations is None:
             iterations = reader.iterations_at(metrics, train_state["iteration"])
         counted = {"train_state": dict(train_state), "metrics": metrics, "iterations": iterations}
-        shared = SharedSave(world, final.name) if (world := current_world()).size > 1 else None
-        work = partial(self._write, final, self._snapshot(models, counted, training, world), shared)
+        shared = SharedSave(final.name) if current_world().size > 1 else None
+        work = partial(self._write, final, self._snapshot(models, counted, training), shared)
         if self._asynchronous:
-            self._unknown = True
             self._background.start(work)
         else:
             work()
@@ -153,7 +152,6 @@ class Checkpointer:
         Raises:
             StorageError: it is not, since the storage refuses; raised once.
         """
-        self._unknown = False
         self._background.wait()
 
     def _poll(self) -> list[Path]:
@@ -165,7 +163,7 @@ class Checkpointer:
         Raises:
             StorageError: the storage refused the last one; raised once, here or by ``save`` and ``_wait``.
         """
-        if self._unknown and current_world().size > 1:
+        if self._background._thread and current_world().size > 1:
             return []
         self._background.check()
         return [self._committed.popleft() for _ in range(len(self._committed))]
@@ -202,14 +200,9 @@ class Checkpointer:
             StorageError: the storage refuses for a reason that may pass.
         """
         self._wait()
-        world, checkpoint, error = current_world(), None, None
-        try:
-            checkpoint = None if world.rank else newest_valid(self._saver)
-        except PipelineError as refusal:
-            error = refusal
-        path, error = world.broadcast((checkpoint and checkpoint.path, error))
-        if error:
-            raise error
+        world = current_world()
+        checkpoint = world.attempt(lambda: None if world.rank else newest_valid(self._saver))
+        path = world.broadcast(checkpoint and checkpoint.path)
         return reader.read_checkpoint(path) if path and world.rank else checkpoint
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
@@ -273,19 +266,12 @@ class Checkpointer:
         weights.load_weights(foreign.read_weights(Path(path)).weights, models, str(path))
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
-    def _snapshot(
-        self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None, world: World
-    ) -> Contents:
+    def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """A copy of everything that this process saves; asynchronous saves need memory of their own."""
+        state, tensors = json.dumps(finite(counted), indent=1).encode(), _tensors_of(models, training)
         contents: dict[str, Callable[[], list[Buffer]]] = {}
-        tensors = {}
-        if world.is_main:
-            state = json.dumps(finite(counted), indent=1).encode()
+        if current_world().is_main:
             contents[layout.STATE] = lambda: [state]
-            tensors = _tensors_of(models)
-        if training is not None:
-            file = layout.rank_file(world.rank, world.size) if world.rank else layout.TRAINING
-            tensors[file] = pytree.flatten(own_parts(training) if world.rank else training)
         for file, (values, texts) in tensors.items():
             buffer = partial(self._buffer, file) if self._asynchronous else None
             contents[file] = safetensors_io.pack(values, texts, buffer)
@@ -300,28 +286,27 @@ class Checkpointer:
 
     def _write(self, final: Path, contents: Contents, shared: SharedSave | None) -> None:
         """Save, remove old ones, and report the checkpoint."""
-        commit = partial(self._commit, final, contents, shared)
-        if shared and shared.world.rank:
-            is_new = shared.follow(self._folder, contents, self._saver.disk)
-        else:
-            is_new = shared.lead(commit) if shared else commit()
-        if is_new:
+
+        def commit() -> bool:
+            is_new = self._saver.save(final.name, contents, shared)
+            if is_new:
+                self._saver.remove_old(final, self._protected)
+            return is_new
+
+        if shared.save(commit, self._folder, contents, self._saver.disk) if shared else commit():
             self._committed.append(final)
 
-    def _commit(self, final: Path, contents: Contents, shared: SharedSave | None) -> bool:
-        """Save, and remove old ones; whether it is a new one."""
-        is_new = self._saver.save(final.name, contents, shared)
-        if is_new:
-            self._saver.remove_old(final, self._protected)
-        return is_new
 
-
-def _tensors_of(models: Models) -> dict[str, safetensors_io.TensorFile]:
-    """File -> the weights of its phase."""
-    tensors = {}
+def _tensors_of(models: Models, training: Mapping[str, Any] | None) -> dict[str, safetensors_io.TensorFile]:
+    """The files that this process writes: weights and training state, or on another rank than 0 what it has of its own."""
+    world, tensors = current_world(), {}
+    if world.rank:
+        return {layout.rank_file(world.rank, world.size): pytree.flatten(own_parts(training))}
     for phase, module in weights.unique_modules(models).items():
         file = f"{phase}{layout.SUFFIX}"
         if not (layout.is_weights(file) and layout.is_file_name(file)):
             raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
         tensors[file] = pytree.split(module.state_dict())
+    if training is not None:
+        tensors[layout.TRAINING] = pytree.flatten(training)
     return tensors

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.checkpoint import storage
 from pipeline.checkpoint.layout import FileEntry
 from pipeline.checkpoint.storage import Buffer, Disk
-from pipeline.distributed.world import World
+from pipeline.distributed.world import current_world
 from pipeline.errors import StorageError
 
 # Name -> what gives the parts of that file.
@@ -27,23 +27,27 @@ class SharedSave:
     It may run in a thread, where no collective may be called: it has a connection of its own to the store.
 
     Args:
-        world: who saves.
         name: of the checkpoint.
     """
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self._key = world.in_thread(), f"save/{next(_numbers)}/{name}"
+    def __init__(self, name: str) -> None:
+        self.world, self._key = current_world().in_thread(), f"save/{next(_numbers)}/{name}"
 
-    def lead(self, commit: Callable[[], bool]) -> bool:
-        """On rank 0: commit, and say how that went.
+    def save(self, commit: Callable[[], bool], folder: Path, contents: Contents, disk: Disk) -> bool:
+        """Save; all ranks return the same, whether the checkpoint is a new one, or raise the same.
 
         Args:
-            commit: writes the checkpoint, with ``others_write`` around its own files; whether it is a new one.
+            commit: for rank 0: writes the checkpoint, with ``others_write`` around its own files.
+            folder: of the checkpoints.
+            contents: for the others: of their files.
+            disk: what writes those.
 
         Raises:
             StorageError: the storage of one of them refuses.
             PeerError: one of them has failed.
         """
+        if self.world.rank:
+            return self._take_part(folder, contents, disk)
         try:
             is_new = commit()
         except StorageError as error:
@@ -73,19 +77,8 @@ class SharedSave:
                 raise StorageError(error)
             files |= {name: FileEntry(*entry) for name, entry in written.items()}
 
-    def follow(self, folder: Path, contents: Contents, disk: Disk) -> bool:
-        """On another rank: write its files and report them; whether the checkpoint is a new one.
-
-        Args:
-            folder: of the checkpoints.
-            contents: of the files.
-            disk: what writes them.
-
-        Raises:
-            StorageError, PeerError: as on rank 0.
-        """
-        world, error = self.world, None
-        written: dict[str, tuple[str, int]] = {}
+    def _take_part(self, folder: Path, contents: Contents, disk: Disk) -> bool:
+        world, error, written = self.world, None, dict[str, tuple[str, int]]()
         if temporary := self._get("folder"):
             try:
                 for name, make in contents.items():

@@ -239,7 +239,12 @@ class TrainPass:
         if self.state:
             brain._load_pass_state(self.state.to_tree())
             for name in self.metrics.keys() & self.state.metrics:
-                self.metrics[name].load_state_dict(self.state.metrics[name])
+                metric, state = self.metrics[name], self.state.metrics[name]
+                if isinstance(state, list) and hasattr(metric, "merge"):
+                    metric.merge(state)
+                else:
+                    # One that others cannot be merged into has judged all of them on rank 0.
+                    metric.load_state_dict(state[0] if isinstance(state, list) else state)
         brain._keeps_outputs |= bool(self.metrics)
         numbers = self.updater.logged = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
@@ -299,7 +304,9 @@ class TrainPass:
         if self.open and not self.over:
             # One that was not asked for since the resume is where it was in its data.
             data = state.data if state else position_of(self._remaining, brain._batches_taken)
-            metrics = {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
+            metrics: dict[str, Any] = {
+                name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()
+            }
             state = PassState(**brain._pass_state(), data=data, metrics=metrics)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
