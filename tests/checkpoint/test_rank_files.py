@@ -1,40 +1,172 @@
-"""Checkpoints of several ranks: who writes what, in which order, and what other numbers of ranks make of it."""
+"""Checkpoints of several ranks: who writes what, in which order, and what other numbers of ranks go on with."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.storage import Disk
 from pipeline.distributed.world import current_world
 from tests.distributed.ranks import Ranks
 
+STEP = "step-000000000003"
 
-def save(folder: Path, *, asynchronous: bool = True, iteration: int = 3) -> list[str]:
-    """Save as the loop does; the names of the checkpoints that this rank was told of."""
+
+def models() -> dict[str, Any]:
+    """The same on all ranks."""
     torch.manual_seed(0)
-    models = {"main": {"model": nn.Linear(2, 1)}}
-    torch.manual_seed(current_world().rank)
-    saver = Checkpointer(folder, asynchronous=asynchronous)
-    saver.save(models, {"iteration": iteration}, {}, saver._capture(models, gradients={"main": {}}).to_tree())
+    return {"main": {"model": nn.Linear(2, 1)}}
+
+
+class Counts:
+    """A recoverable that has another number on each rank."""
+
+    def __init__(self) -> None:
+        self.number = 10 * current_world().rank
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+def save(folder: Path, *, asynchronous: bool = True, iteration: int = 3, disk: Disk | None = None) -> list[str]:
+    """Save as the loop does; the names of the checkpoints that this rank was told of."""
+    own, rank = models(), current_world().rank
+    seed(100 + rank)
+    gradients = {"main": {"weight": torch.full([1, 2], 1.0 + rank)}}
+    saver = Checkpointer(folder, asynchronous=asynchronous, **({"disk": disk} if disk else {}))
+    saver.add_recoverable("counts", Counts())
+    counters = {"iteration": iteration, "update": 3, "epoch": 0, "samples": 12}
+    saver.save(own, counters, {}, saver._capture(own, gradients=gradients).to_tree())
     saver._wait()
     return [path.name for path in saver._poll()]
 
 
-def test_each_rank_writes_its_own_and_rank_0_the_rest(two_ranks: Ranks, tmp_path: Path) -> None:
-    assert two_ranks(save, tmp_path / "saved") == [["step-000000000003"]] * 2
-    files = layout.listed_files(tmp_path / "saved/step-000000000003")
+def seed(number: int) -> None:
+    random.seed(number)
+    torch.manual_seed(number)
+
+
+def draws(number: int) -> list[float]:
+    """What the generators draw that were seeded with a number."""
+    seed(number)
+    return [random.random(), torch.rand(()).item()]
+
+
+def restored(folder: Path) -> tuple[list[float], int, list[float], list[float]]:
+    """What a rank goes on with: what it draws, its recoverable, its gradient, and its weights."""
+    seed(900)
+    checkpoint = Checkpointer(folder)._newest_valid()
+    assert checkpoint
+    assert checkpoint.state
+    state, counts = checkpoint.state, Counts()
+    counts.load_state_dict(state.recoverables["counts"])
+    random.setstate(state.random.python)
+    torch.set_rng_state(state.random.torch)
+    drawn, weights = [random.random(), torch.rand(()).item()], checkpoint.weights["main"]["weight"]
+    return drawn, counts.number, state.gradients["main"]["weight"].flatten().tolist(), weights.flatten().tolist()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+# Who writes what.
+
+
+def test_each_rank_writes_its_own_and_rank_0_the_rest(two_ranks: Ranks, folder: Path) -> None:
+    assert two_ranks(save, folder) == [[STEP]] * 2
+    files = layout.listed_files(folder / STEP)
     assert [*files] == ["main.safetensors", "rank-00001-of-00002.safetensors", "state.json", "training.safetensors"]
-    assert reader.problems_of(tmp_path / "saved/step-000000000003") == []
+    assert reader.problems_of(folder / STEP) == []
 
 
-def test_an_equal_checkpoint_stays_on_all_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks(save, tmp_path / "saved")
-    before = (tmp_path / "saved/step-000000000003").stat().st_ino
-    assert two_ranks(save, tmp_path / "saved") == [[], []]
-    assert (tmp_path / "saved/step-000000000003").stat().st_ino == before
-    assert os.listdir(tmp_path / "saved") == ["step-000000000003"]
+def test_three_ranks_write_two_files_of_their_own(three_ranks: Ranks, folder: Path) -> None:
+    three_ranks(save, folder, asynchronous=False)
+    assert layout.rank_files(layout.listed_files(folder / STEP)) == [
+        "rank-00001-of-00003.safetensors",
+        "rank-00002-of-00003.safetensors",
+    ]
+
+
+def test_an_equal_checkpoint_stays_on_all_ranks(two_ranks: Ranks, folder: Path) -> None:
+    two_ranks(save, folder)
+    before = (folder / STEP).stat().st_ino
+    assert two_ranks(save, folder) == [[], []]
+    assert (folder / STEP).stat().st_ino == before
+    assert os.listdir(folder) == [STEP]
+
+
+def test_one_process_writes_what_it_always_has(folder: Path) -> None:
+    save(folder)
+    assert [*layout.listed_files(folder / STEP)] == ["main.safetensors", "state.json", "training.safetensors"]
+
+
+def keys_left(folder: Path) -> int:
+    for iteration in range(5):
+        save(folder, iteration=iteration)
+    world = current_world()
+    world.all_gather(None)
+    return int(world.store.num_keys())
+
+
+def test_a_save_leaves_nothing_in_the_store(two_ranks: Ranks, folder: Path) -> None:
+    first = two_ranks(keys_left, folder / "first")
+    assert two_ranks(keys_left, folder / "second") == first
+
+
+def look_early(folder: Path) -> list[list[str]]:
+    """What a rank is told of before it waits for a save, and after."""
+    saver = Checkpointer(folder, asynchronous=True)
+    saver.save(models(), {"iteration": 3}, {})
+    assert saver._background._thread
+    saver._background._thread.join()
+    early = saver._poll()
+    saver._wait()
+    return [[path.name for path in found] for found in (early, saver._poll())]
+
+
+def test_no_rank_is_told_of_a_save_before_all_wait_for_it(two_ranks: Ranks, folder: Path) -> None:
+    assert two_ranks(look_early, folder) == [[[], [STEP]]] * 2
+
+
+# What the ranks go on with.
+
+
+def test_as_many_ranks_go_on_with_what_each_had(two_ranks: Ranks, folder: Path) -> None:
+    two_ranks(save, folder)
+    weights = models()["main"]["model"].weight.flatten().tolist()
+    expected = [(draws(100), 0, [1.0, 1.0], weights), (draws(101), 10, [2.0, 2.0], weights)]
+    assert two_ranks(restored, folder) == expected
+
+
+def test_more_ranks_go_on_with_all_gradients_on_the_first(two_ranks: Ranks, three_ranks: Ranks, folder: Path) -> None:
+    two_ranks(save, folder)
+    first, second, third = three_ranks(restored, folder)
+    assert first[:3] == (draws(100), 0, [3.0, 3.0])
+    assert second[:3] == (draws(101), 10, [0.0, 0.0])
+    # It was not there: its generators stay as they were, and its recoverable is as that of rank 0.
+    assert third[:3] == (draws(900), 0, [0.0, 0.0])
+
+
+def test_fewer_ranks_go_on_with_the_gradients_of_all(two_ranks: Ranks, three_ranks: Ranks, folder: Path) -> None:
+    three_ranks(save, folder)
+    assert [own[2] for own in two_ranks(restored, folder)] == [[6.0, 6.0], [0.0, 0.0]]
+    assert restored(folder)[:3] == (draws(100), 0, [6.0, 6.0])
+
+
+def test_several_ranks_go_on_from_one_process(two_ranks: Ranks, folder: Path) -> None:
+    save(folder)
+    first, second = two_ranks(restored, folder)
+    assert (first[:3], second[:3]) == ((draws(100), 0, [1.0, 1.0]), (draws(900), 0, [0.0, 0.0]))
