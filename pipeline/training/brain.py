@@ -26,9 +26,10 @@ from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, is_unlabelled, raise_no_samples, shape_of, split
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
+from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
 from pipeline.errors import ConfigError, DataError, StageError
-from pipeline.training.meters import MOST, Meter, Meters
+from pipeline.training.meters import MOST, Meter, Meters, count_together
 from pipeline.training.nonfinite import check_divergence
 from pipeline.training.optim_scheduler import (
     Losses,
@@ -97,6 +98,7 @@ class Brain:
         _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
         _fits: how often ``fit_batch`` was called.
         _outputs: predictions and losses of the last batch, for the plugins; kept only where one listens.
+        _strategy: how the ranks share the work on a batch; None: there is one process.
 
     Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
     ``log``, ``count_samples``, ``target`` and ``readable``, which may be overridden.
@@ -107,6 +109,7 @@ class Brain:
     _debug_folder: TemporaryDirectory[str] | None = None
     # Whether one of its methods computes, in which its modules are called compiled.
     _computes = False
+    _strategy: Strategy | None = None
 
     def __init__(
         self,
@@ -311,6 +314,8 @@ class Brain:
         if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return Brain.fit_batch(self, batch)
+        if self._strategy is not None:
+            return self._fit_slice(batch, self._strategy)
         samples = self._pass_numbers.samples = self._sample_counter(batch) or raise_no_samples(batch)
         last = 0 < self._pass_batches == self._batches_taken
         if self._overrides_batch_hooks:
@@ -341,6 +346,41 @@ class Brain:
         if self._keeps_outputs:
             self._outputs = predictions, losses
         return loss
+
+    def _fit_slice(self, batch: Any, strategy: Strategy) -> Tensor:
+        """``fit_batch`` on the slice of a batch that this rank has; a stand-in for an empty one counts nothing."""
+        samples = self._pass_numbers.samples = self._samples_of_batch(batch)
+        last = 0 < self._pass_batches == self._batches_taken
+        should_step = last or any(own.batches + 1 >= own.accum_grad for own in self._optim_schedulers)
+        has_hooks = self._overrides_batch_hooks and not (strategy.stand_in and not strategy.reason)
+        if has_hooks:
+            self.on_fit_batch_start(batch, should_step)
+        if strategy.reason:
+            predictions, losses = self._compute(batch)
+        else:
+            predictions, losses = strategy.forward(batch, self._optim_schedulers[0].loss_name, closes=should_step)
+        epoch = self._train_state["epoch"]
+        finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
+        self._train_state["samples"] += samples
+        self._train_state["update"] += updated
+        strategy.samples += samples
+        loss = self._reported_loss(losses)
+        self._pass_loss.waiting.append((loss, samples))
+        self._fits += 1
+        if not finite or self._fits % MOST == 0:
+            self._check_divergence()
+        if has_hooks:
+            self.on_fit_batch_end(batch, predictions, loss, should_step)
+        if self._keeps_outputs:
+            self._outputs = predictions, losses
+        return loss
+
+    def _compute(self, batch: Any) -> tuple[Any, Losses]:
+        """Predictions and losses of a training batch."""
+        with self._train_autocast or nullcontext():
+            predictions = self.compute_forward(batch, TRAIN)
+            returned = self.compute_objectives(predictions, batch, TRAIN)
+        return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
@@ -397,9 +437,27 @@ class Brain:
             if scheduler.use_amp and not scheduler.scaler:
                 window = scheduler.loss_name, scheduler.accum_grad
                 scheduler.scaler = scalers.setdefault(window, make_scaler(self._run_options.precision, self.device))
+        if current_world().size > 1:
+            self._share_work()
         if context is not None:
             self._train_state = context["train_state"]
             self._keeps_outputs = hook_or_none(context["hooks"], "after_batch") is not None
+
+    def _share_work(self) -> None:
+        """Have the ranks share the work on a batch."""
+        options, schedulers = self._run_options, self._optim_schedulers
+        if self._strategy is None:
+            self._strategy = Strategy(current_world(), self.modules, self._compute)
+        strategy = self._strategy
+        strategy.device, strategy.find_unused = self.device, options.find_unused_parameters
+        for scheduler in schedulers:
+            scheduler.strategy = strategy
+        if len(schedulers) != 1:
+            strategy.reason = f"it has {len(schedulers)} optim_schedulers"
+        elif not schedulers[0].owns_all or schedulers[0].step_per_update > 1:
+            strategy.reason = "not all of the modules are trained at each step"
+        elif overridden(self, Brain, "fit_batch"):
+            strategy.reason = f"{type(self).__name__} has its own fit_batch"
 
     def _apply_run_options(self, options: RunOptions) -> None:
         """Set the options of a run; each is also an attribute with its name.
@@ -432,11 +490,14 @@ class Brain:
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
         self._pass_numbers = Meters()
+        if self._strategy:
+            self._strategy.begin_pass()
         for scheduler in self._optim_schedulers:
             scheduler.guard.reset()
 
     def _pass_state(self) -> dict[str, Any]:
         """The batches of the pass that are done, and its numbers so far; on a GPU this waits."""
+        self._count_together()
         numbers = {"train_loss": self._pass_loss.state_dict(), "logged": self._pass_numbers.state_dict()}
         discarded = [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self._optim_schedulers]
         counters = {"step": self.step, "taken": self._batches_taken, "began": self._pass_began}
@@ -479,6 +540,8 @@ class Brain:
         Raises:
             DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
         """
+        if self._strategy is not None and self._strategy.stand_in:
+            return 0
         return self._sample_counter(batch) or raise_no_samples(batch)
 
     def _checked_samples(self, batch: Any) -> int:
@@ -508,9 +571,17 @@ class Brain:
         Raises:
             DivergedError: more than ``nonfinite_patience`` of this pass.
         """
+        self._count_together()
         if self._loss_patience is not None:
             guards = [scheduler.guard for scheduler in self._optim_schedulers]
             check_divergence(self._pass_loss, guards, self._loss_patience, self._where, self._pass_began)
+
+    def _count_together(self) -> None:
+        """Make the numbers of the pass, as far as there are some, those of all ranks; all of them call it."""
+        if self._strategy is not None:
+            own, self._strategy.samples = self._strategy.samples, 0
+            samples = count_together(self._pass_loss, self._pass_numbers, own, self._strategy.world)
+            self._train_state["samples"] += samples - own
 
     @property
     def _where(self) -> str:

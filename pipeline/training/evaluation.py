@@ -22,7 +22,7 @@ from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
-from pipeline.training.meters import Meters
+from pipeline.training.meters import Meter, Meters, count_together
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
 from pipeline.training.metrics.ranks import Judges, computed, in_step
 from pipeline.training.optim_scheduler import Losses
@@ -105,8 +105,7 @@ def evaluate(
                 judges.judge(make_readable(predictions, batch), target, batch)
         numbers = _numbers(loss, samples, metrics, world)
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
-        if world.size > 1:
-            brain._pass_numbers.merge(world.all_gather(brain._pass_numbers.state_dict()))
+        count_together(Meter(), brain._pass_numbers, 0, world)
         return brain._with_logged(numbers)
 
 

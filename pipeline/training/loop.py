@@ -26,7 +26,14 @@ from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
-from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for, warn_of_unresumable_orders
+from pipeline.training.phase import (
+    begin_on_ranks,
+    pass_loader,
+    phase_errors,
+    phase_of,
+    run_options_for,
+    warn_of_unresumable_orders,
+)
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -707,6 +714,7 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
             type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
             with error_context(f"phase.{name}"):
                 brain.on_fit_start()
+            begin_on_ranks(brain, runner.seed, sync_batchnorm=runner.sync_batchnorm)
 
 
 def loop_of(context: Context) -> TrainLoop:

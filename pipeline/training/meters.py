@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError
 
 # Numbers that may wait on their device until they are read.
@@ -43,27 +45,38 @@ class Meter:
         self.waiting.append((value, samples))
 
     def read(self) -> None:
-        """Read the numbers that are still on the device; on a GPU this waits for the work so far."""
+        """Read the numbers that are still on the device; on a GPU this waits for the work so far.
+
+        Of several ranks, those of all are counted by ``count_together`` alone.
+        """
+        if self.waiting and current_world().size == 1:
+            self.count(self.taken())
+
+    def taken(self) -> list[tuple[float, int]]:
+        """The numbers that waited, each with its samples; now none waits."""
         if not self.waiting:
-            return
+            return []
         numbers = [value for value, _ in self.waiting]
         if len({value.device for value in numbers}) > 1:
             numbers = [value.cpu() for value in numbers]
-        values = torch.stack(numbers).double()
-        # With the place of what is not finite, the sums need not ask each number.
-        bad = set((~values.isfinite()).nonzero().flatten().tolist())
-        for index, (value, (_, samples)) in enumerate(zip(values.tolist(), self.waiting, strict=True)):
+        samples = [samples for _, samples in self.waiting]
+        self.waiting.clear()
+        return list(zip(torch.stack(numbers).double().tolist(), samples, strict=True))
+
+    def count(self, numbers: Iterable[tuple[float, int]]) -> None:
+        """Count numbers, each with its samples."""
+        for value, samples in numbers:
+            self.batches += 1
             self.samples += samples
-            if index in bad:
-                self.first = self.first or (self.batches + index + 1, value)
+            # What is not finite; a function that says so would be a call for each number.
+            if value - value != 0:
+                self.nonfinite += 1
+                self.first = self.first or (self.batches, value)
                 continue
             self._total += value * samples
             self._count += samples
             self._recent_total += value * samples
             self._recent_count += samples
-        self.batches += len(self.waiting)
-        self.nonfinite += len(bad)
-        self.waiting.clear()
 
     def recent(self) -> float:
         """The mean since the last call; nan if there was nothing finite."""
@@ -133,9 +146,29 @@ class Meters(dict[str, Meter]):
             self[name] = Meter()
             self[name].load_state_dict(meter_state)
 
-    def merge(self, states: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from the means of all ranks together."""
-        self.clear()
-        for name, own in (item for state in states for item in state.items()):
-            meter = self.setdefault(name, Meter())
-            vars(meter).update({key: value + vars(meter)[key] for key, value in own.items() if key != "first"})
+
+def count_together(loss: Meter, logged: Meters, samples: int, world: World) -> int:
+    """Count the numbers of all ranks that wait, on all of them; all call it.
+
+    Args:
+        loss: has one number per batch: that of the whole batch is the mean over the samples of its slices.
+        logged: those of each rank count as they are.
+        samples: any number of this rank.
+        world: the ranks.
+
+    Returns:
+        The sum of ``samples`` of all ranks.
+    """
+    own = loss.taken(), {name: meter.taken() for name, meter in logged.items()}, samples
+    ranks = world.all_gather(own)
+    loss.count(map(_whole, zip_longest(*(losses for losses, _, _ in ranks), fillvalue=(0.0, 0))))
+    for _, numbers, _ in ranks:
+        for name, each in numbers.items():
+            logged.setdefault(name, Meter()).count(each)
+    return sum(count for _, _, count in ranks)
+
+
+def _whole(slices: tuple[tuple[float, int], ...]) -> tuple[float, int]:
+    """The loss of a batch, of those of its slices."""
+    samples = sum(own for _, own in slices)
+    return (sum(value * own for value, own in slices if own) / samples if samples else 0.0), samples

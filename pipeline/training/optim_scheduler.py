@@ -20,6 +20,8 @@ from pipeline.checkpoint.weights import match_names, suggest_names, unmatched_pa
 from pipeline.config.schema import multiple_of
 from pipeline.context import Context
 from pipeline.data.batch import shape_of
+from pipeline.distributed.strategy import Strategy
+from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.user_code import class_path
@@ -229,6 +231,7 @@ class OptimScheduler(ABC):
         check_gradients: whether to look for gradients that are not finite where nothing else does.
         measures_norm: whether to compute the norm of the gradients where nothing else does, to report it.
         guard: discards windows that are not finite, and counts them.
+        strategy: makes gradients those of all ranks; None: there is one process.
         before_backward, after_backward, before_update, after_update: called at these moments, for the plugins.
 
     Raises:
@@ -269,7 +272,11 @@ class OptimScheduler(ABC):
         self.scaler: GradScaler | None = None
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = self.measures_norm = False
         self.guarded = self.under_autocast = True
-        self.real_step = self.batches = self.samples = self.epoch = 0
+        self.real_step = self.batches = self.epoch = 0
+        # A number of samples; a tensor while a window closes that several GPUs share.
+        self.samples: Any = 0
+        world = current_world()
+        self.strategy = Strategy(world) if world.size > 1 else None
         self.batch_samples = 1
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None
@@ -369,6 +376,8 @@ class OptimScheduler(ABC):
         self.real_step += 1
         if acts:
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
+            if self.strategy is not None:
+                self.strategy.close(self)
             if not (self.constant or self.discards):
                 rate = self.update_lr(self.real_step, epoch + 1)
                 # A rate that is none would reach the weights.
@@ -430,7 +439,7 @@ class OptimScheduler(ABC):
                 gradients[0].div_((1 - self.guard.loss).to(gradients[0].device))
             self.scaler.unscale_(self.optimizer)
         if gradients and (self.weighted or self.accum_grad > 1):
-            torch._foreach_div_(gradients, float(self.samples))
+            torch._foreach_div_(gradients, self.samples if isinstance(self.samples, Tensor) else float(self.samples))
         norm, judges = None, self.grad_clip is not None or self.check_gradients
         if gradients and (judges or self.measures_norm):
             norm = self.gradient_norm = self.guard.norm_of(gradients, self.grad_norm_type)
@@ -652,6 +661,9 @@ def backward_and_step(
         if last or scheduler.batches >= scheduler.accum_grad:
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
+    if only.strategy is not None:
+        # What all ranks know.
+        finite, only.strategy.finite = only.strategy.finite, True
     if stepped:
         _update_scalers(optim_schedulers)
     return finite, closed
@@ -685,7 +697,10 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
         samples: how many the batch has.
         arguments: of torch's backward, such as the parameters that get gradients; else all that the loss depends on.
     """
-    first, weighted = group[0], False
+    first, strategy = group[0], group[0].strategy
+    weighted = strategy is not None
+    if strategy is not None and strategy.skips(samples):
+        return True
     if not loss.requires_grad:
         remedy = "compute it from the model's output, outside of torch.no_grad()"
         raise DataError(f"the loss '{first.loss_name}' has no gradient; {remedy}")
@@ -697,13 +712,17 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
         elif scheduler.guarded and not math.isfinite(loss.item()):
             for sharing in group:
                 sharing.discards = True
-            return False
+            # In DDP a rank takes part all the same.
+            if strategy is None or strategy.in_ddp is None:
+                return False
     for scheduler in group:
         scheduler.weighted = weighted
     if weighted:
         loss = loss * samples
     if first.scaler:
         loss = first.scaler.scale(loss)
+    if strategy is not None:
+        loss = strategy.with_numbers(loss, first, samples)
     torch.autograd.backward(loss, **arguments)
     return True
 

@@ -12,7 +12,11 @@ from loguru import logger
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import ConfigView, Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
+from pipeline.data.rng import mix, seed_generators
+from pipeline.distributed.strategy import broadcast_weights
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
+from pipeline.training.brain import Brain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import PlannedSchedule, TorchSchedule
@@ -131,6 +135,25 @@ def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
         other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
         remedy = "make the loader with pipeline.data.loader.make_loader, a seed and a sampler that has set_epoch"
         logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
+
+
+def begin_on_ranks(brain: Brain, seed: int | None, *, sync_batchnorm: bool = False) -> None:
+    """Where several ranks train: all take the first weights of rank 0, and others than that draw numbers of their own.
+
+    Args:
+        brain: what is trained; a restore comes after it.
+        seed: what rank 0 was seeded with; None: nothing.
+        sync_batchnorm: whether BatchNorm goes over the slices of all ranks.
+    """
+    world = current_world()
+    if world.size > 1:
+        broadcast_weights(brain.modules)
+        if brain._strategy:
+            brain._strategy.sync_batchnorm = sync_batchnorm
+    if world.rank:
+        own = mix(torch.initial_seed() if seed is None else seed, world.rank)
+        torch.manual_seed(own)
+        seed_generators(own)
 
 
 def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> None:

@@ -13,7 +13,7 @@ import torch
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import EntryState, PassState, mapping_of
 from pipeline.context import Context
-from pipeline.data.batch import on_device
+from pipeline.data.batch import EmptySlice, on_device, to_device
 from pipeline.data.loader import (
     batches_done,
     has_own_state,
@@ -25,6 +25,7 @@ from pipeline.data.loader import (
 )
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
+from pipeline.distributed.strategy import Strategy, require_equal_weights
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
@@ -130,6 +131,8 @@ class TrainPass:
         validated: whether its phase had the validation that is due after it.
         nested: whether it was begun in the body of another's batch.
         order_is_drawn: whether its order is drawn by chance, so that no run could go on in its middle.
+        stand_in: whether its batch stands in for one of which this rank has no sample; the plugins do not get it.
+        taken: how many batches of the round this rank's loader has given, where that may differ; None: as many as are done.
         state: that of a checkpoint, with which it goes on; None for one that begins.
     """
 
@@ -144,7 +147,8 @@ class TrainPass:
         self.number = self.done = 0
         self.numbers: dict[str, float] = {}
         self.repeat = self.open = self.over = self.dropped = self.in_batch = self.validated = False
-        self.nested = self.order_is_drawn = False
+        self.nested = self.order_is_drawn = self.stand_in = False
+        self.taken: int | None = None
         self.state: PassState | None = None
         self.resources = ExitStack()
         self._batch: Any = None
@@ -165,7 +169,7 @@ class TrainPass:
                 brain.step += 1
                 brain._batches_taken += 1
                 self._batch, self.in_batch = batch, True
-                if before:
+                if before and not self.stand_in:
                     before(context=context, phase=self.phase, batch=batch)
                 update(batch)
                 if not work or work[-1] is not self:
@@ -178,7 +182,7 @@ class TrainPass:
                     counters["iteration"] += 1
                     # Assigned and not added, so that an updater which counts by itself does not count twice.
                     state.iteration = self._iteration
-                    if after:
+                    if after and not self.stand_in:
                         (predictions, losses), brain._outputs = brain._outputs, (None, {})
                         after(context=context, phase=self.phase, batch=batch, predictions=predictions, losses=losses)
                 if counters["iteration"] >= loop.due and not loop.on_due(self):
@@ -196,7 +200,7 @@ class TrainPass:
                     brain.step += 1
                     brain._batches_taken += 1
                     self._expect(batch)
-                    if before:
+                    if before and not self.stand_in:
                         before(context=context, phase=self.phase, batch=batch)
                     yield batch
                     # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
@@ -260,12 +264,16 @@ class TrainPass:
         brain, loop, random = self.brain, self.loop, random_state() if self.state else None
         self.order_is_drawn = bool(random_sampler_of(loader))
         set_epoch(loader, self.number)
-        count = 0 if self.repeat else length(loader) or 0
+        # Else the ranks would close their last windows after different batches.
+        sure = current_world().size == 1 or not getattr(loader, "streams", True)
+        count = length(loader) or 0 if sure and not self.repeat else 0
         if not self.open:
             loop.start(self, count)
         brain._pass_batches = min(count, self.count or count)
-        position = self.state.data if self.state else None
-        self._remaining = remaining = remaining_batches(loader, brain._batches_taken, position)
+        position, strategy = self.state.data if self.state else None, brain._strategy
+        self.taken = None if sure else (position or {}).get("taken", brain._batches_taken)
+        done = brain._batches_taken if self.taken is None else self.taken
+        self._remaining = remaining = remaining_batches(loader, done, position)
         # Other ranks may have taken other batches.
         brain._batches_taken, self.state = batches_done(loader, brain._batches_taken, position), None
         batches: Iterable[Any] = iter(on_device(remaining, brain.device))
@@ -275,12 +283,45 @@ class TrainPass:
             batches = SHUTDOWN.interruptible(batches, lambda: loop.on_due(self))
         self.resources.enter_context(supervise_workers(batches))
         batches = iter(batches)
+        if strategy:
+            batches = self._slices(batches if sure else self._in_step(batches, strategy), strategy)
         if random:
             # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
             restore_random_state(random)
         if self not in loop.work:
             loop.work.append(self)
         return batches
+
+    def _slices(self, batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
+        """The slices of this rank; a stand-in for each that is empty. After the first update all have the same weights."""
+        brain, first = self.brain, True
+        for batch in batches:
+            self.stand_in = strategy.stand_in = type(batch) is EmptySlice
+            yield batch.batch if self.stand_in else batch
+            if first and brain._train_state["update"]:
+                first = False
+                require_equal_weights({self.phase: brain.modules}, strategy.world)
+        self.stand_in = strategy.stand_in = False
+
+    def _in_step(self, batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
+        """The batches of a rank that may have fewer than others; then stand-ins, until no rank has more."""
+        end, world = object(), strategy.world
+        batch, ahead = None, next(batches, end)
+        have = world.all_gather(ahead is not end)
+        more = any(have)
+        if more and not all(have):
+            # What a rank without any batch shows to code that looks at its batch.
+            source = have.index(True)
+            batch = to_device(world.all_gather(ahead if world.rank == source else None)[source], self.brain.device)
+        while more:
+            is_own = ahead is not end
+            if is_own:
+                batch, ahead = ahead, next(batches, end)
+                self.taken = (self.taken or 0) + 1
+            strategy.has_more = ahead is not end
+            yield batch if is_own else EmptySlice(batch)
+            more = strategy.any_has_more()
+        strategy.has_more = None
 
     def end(self, epoch: int, data: str) -> None:
         """Close the windows that are open, and compute the numbers of the pass.
@@ -296,6 +337,8 @@ class TrainPass:
         self.resources.close()
         loss = brain._pass_loss.mean()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
+        # What it has logged.
+        brain._count_together()
         self.numbers = brain._with_logged({"loss": loss, **computed(self.metrics, current_world())})
 
     def entry_state(self) -> EntryState:
@@ -303,7 +346,8 @@ class TrainPass:
         brain, state = self.brain, self.state
         if self.open and not self.over:
             # One that was not asked for since the resume is where it was in its data.
-            data = state.data if state else position_of(self._remaining, brain._batches_taken)
+            done = brain._batches_taken if self.taken is None else self.taken
+            data = state.data if state else position_of(self._remaining, done)
             metrics: dict[str, Any] = {
                 name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()
             }
@@ -329,7 +373,7 @@ class TrainPass:
             self._updates += scheduler.real_step // scheduler.step_per_update
             self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches
             scheduler.epoch, scheduler.losses = epoch, None
-            if scheduler.accum_grad > 1:
+            if scheduler.accum_grad > 1 or scheduler.strategy is not None:
                 scheduler.batch_samples = brain._samples_of_batch(batch)
 
     def count_batch(self) -> None:
@@ -344,7 +388,7 @@ class TrainPass:
         self._iteration += 1
         loop.counters["iteration"] += 1
         self.updater.state.iteration = self._iteration
-        if after := self.after_batch:
+        if (after := self.after_batch) and not self.stand_in:
             (predictions, losses), brain._outputs = brain._outputs, (None, {})
             after(context=loop.context, phase=self.phase, batch=self._batch, predictions=predictions, losses=losses)
 
@@ -373,6 +417,8 @@ class TrainPass:
         steps = sum(own.real_step * own.accum_grad + own.batches for own in brain._optim_schedulers)
         self._scheduled |= steps > self._steps
         brain._train_state["samples"] += samples
+        if brain._strategy is not None:
+            brain._strategy.samples += samples
         # Where nothing goes through the schedulers, each batch counts as one update.
         brain._train_state["update"] += updates > self._updates if self._scheduled else 1
         if brain._batches_taken % MOST == 0:
@@ -386,6 +432,8 @@ class TrainPass:
             name: what messages call it.
         """
         brain = self.brain
+        if brain._strategy is not None and not brain._strategy.reason:
+            brain._strategy.reason = f"{name} is not that of the framework"
         update = brain._compiled(update)
         # Not the Brain's autocast: the update may call fit_batch, which enters that one, and it cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)

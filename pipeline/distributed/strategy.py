@@ -1,0 +1,285 @@
+"""How ranks share the work on a batch: DDP around what a Brain computes, and one sum of gradients where that does not fit."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from loguru import logger
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.distributed.world import World
+
+# What torch's integers of the same length are called, for sums of bits.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Guard(Protocol):
+    """What discards windows that are not finite."""
+
+    loss: Tensor | None
+
+
+class Window(Protocol):
+    """What gathers gradients over the batches of a window: an OptimScheduler."""
+
+    parameters: list[Tensor]
+    samples: Any
+    discards: bool
+    weighted: bool
+    guarded: bool
+
+    @property
+    def guard(self) -> Guard:
+        """What discards it."""
+
+
+class Computation(nn.Module):
+    """All that DDP goes around: modules, however they are called, and what is computed with them.
+
+    Args:
+        modules: whose gradients are averaged.
+        numbers: a parameter whose gradient tells the ranks of numbers.
+        compute: called with a batch, in the place of ``forward``.
+    """
+
+    forward: Callable[..., Any]
+
+    def __init__(self, modules: nn.Module, numbers: nn.Parameter, compute: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.trained, self.numbers, self.forward = modules, numbers, compute
+
+
+class Strategy:
+    """Makes the gradients of all ranks those of the mean loss over the samples of a whole batch or window.
+
+    What is computed through ``forward`` is averaged by DDP, in the backward of the batch that closes a window. Gradients
+    that came another way are summed up when the window closes. In both ways, (samples, not finite, has more) of the window
+    come with them, so that all ranks discard alike.
+
+    Args:
+        world: the ranks.
+        modules: those of the Brain; None: for schedulers without a Brain, of which nothing is computed through ``forward``.
+        compute: ``compute(batch)``: predictions, and losses by name.
+
+    Attributes:
+        device: where the modules are.
+        find_unused: whether some parameters may be in no loss of a batch.
+        sync_batchnorm: whether BatchNorm goes over the slices of all ranks; on GPUs only.
+        reason: why DDP does not fit; ``""``: it does.
+        stand_in: whether the batch in work stands in for an empty slice.
+        has_more: whether this rank has another batch after this one; None: all have as many.
+        samples: those of this rank since the ranks have counted together.
+        outputs: predictions and losses of the last ``forward``.
+        in_ddp: what goes backward with its loss, so that the numbers reach all ranks; None: DDP has not computed the loss.
+        finite: whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        modules: nn.Module | None = None,
+        compute: Callable[[Any], tuple[Any, dict[str, Tensor]]] | None = None,
+    ) -> None:
+        self.world, self.modules, self.compute, self.device = world, modules, compute, torch.device("cpu")
+        self.find_unused = self.sync_batchnorm = False
+        self.reason = "" if modules else "an optimizer is not that of a Brain"
+        self.stand_in, self.samples, self.finite = False, 0, True
+        self.has_more: bool | None = None
+        self.outputs: tuple[Any, dict[str, Tensor]] = None, {}
+        self._loss_name = "loss"
+        self._numbers = nn.Parameter(torch.zeros(3))
+        self.in_ddp: Tensor | None = None
+        self._more: Tensor | None = None
+        self._reduced = self._logged = False
+        self._wrapped: set[Tensor] = set()
+        self._ddp: Callable[..., Any] | None = None
+        # Those of the DDP, to set one without a call of nn.Module.
+        self._attributes: dict[str, Any] = {}
+
+    # DDP.
+
+    def begin_pass(self) -> None:
+        """Look at what is trained, before the batches of a pass."""
+        self.has_more = None
+        if self._ddp and self._wrapped != _trained(self.modules):
+            self._ddp = None
+
+    def forward(self, batch: Any, loss_name: str, *, closes: bool) -> tuple[Any, dict[str, Tensor]]:
+        """Predictions and losses of a batch; without samples, a loss whose gradients are zeros.
+
+        Args:
+            batch: what is computed for, unless it is a stand-in.
+            loss_name: the loss that goes backward.
+            closes: whether the batch closes a window, so that its backward averages the gradients.
+        """
+        ddp = self._ddp or self._wrap(loss_name)
+        self._attributes["require_backward_grad_sync"] = closes or self.has_more is not None
+        try:
+            _, self.in_ddp = ddp(batch)
+        except RuntimeError as error:
+            if "find_unused_parameters" in str(error):
+                error.add_note("in a config: find_unused_parameters: true of the runner")
+            raise
+        outputs, self.outputs = self.outputs, (None, {})
+        return outputs
+
+    def _wrap(self, loss_name: str) -> Callable[..., Any]:
+        """Put DDP around the computation; it has laid out its buckets when the first batch comes."""
+        modules, self._loss_name = self.modules, loss_name
+        assert modules is not None, "only a Brain computes through it"
+        self._numbers = nn.Parameter(torch.zeros(3, device=self.device))
+        if self.sync_batchnorm and self.device.type == "cuda":
+            convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
+            for name, module in list(modules.named_children()):
+                setattr(modules, name, convert(module))
+        new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        buffers: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
+        computation = Computation(modules, self._numbers, self._compute)
+        ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=self.find_unused, **buffers)
+        self._ddp, self._attributes, self._wrapped = ddp, vars(ddp), _trained(modules)
+        # DDP lays out its buckets anew after the first backward. A resumed run, whose first batch is another, has the same.
+        open_gradients = [(parameter, parameter.grad) for parameter in self._wrapped]
+        stand_in, self.stand_in = self.stand_in, True
+        loss, marker = ddp(None)
+        torch.autograd.backward(loss + marker[0])
+        self.stand_in, self._numbers.grad = stand_in, None
+        for parameter, gradient in open_gradients:
+            parameter.grad = gradient
+        self._log("DDP, in the backward")
+        return ddp
+
+    def _compute(self, batch: Any) -> tuple[Any, Tensor]:
+        """What goes through DDP: the loss, and a tensor whose gradient is that of the numbers."""
+        if self.stand_in:
+            self.outputs = None, {self._loss_name: self._zero()}
+        else:
+            assert self.compute
+            self.outputs = self.compute(batch)
+        return self.outputs[1].get(self._loss_name), self._numbers * 1
+
+    def _zero(self) -> Tensor:
+        """A loss whose gradients are zeros; where some may be unused, those of all are."""
+        zero = self._numbers.sum() * 0
+        for parameter in () if self.find_unused else _trained(self.modules, ordered=True):
+            zero = zero + (parameter * 0).sum().to(zero)
+        return zero
+
+    def skips(self, samples: int) -> bool:
+        """Whether nothing goes backward for a batch of so many samples: none of a stand-in, but in DDP zeros."""
+        return not samples and self.in_ddp is None
+
+    def with_numbers(self, loss: Tensor, window: Window, samples: int) -> Tensor:
+        """A loss that is about to go backward, together with the numbers of its window, if its backward averages gradients."""
+        marker, self.in_ddp = self.in_ddp, None
+        self._reduced = marker is not None and self._attributes["require_backward_grad_sync"]
+        if marker is None or not self._reduced:
+            return loss
+        self._numbers.grad = None
+        # Numbers of Python go to a GPU with the kernel that multiplies by them; a tensor of them would wait for it.
+        loss = loss + marker[0] * (window.samples + samples)
+        if window.discards:
+            loss = loss + marker[1]
+        if window.guard.loss is not None:
+            loss = loss + marker[1] * window.guard.loss
+        return loss + marker[2] if self.has_more else loss
+
+    # When a window closes.
+
+    def close(self, window: Window) -> None:
+        """Make gradients, samples and flags of a window those of all ranks; what follows divides them by the samples."""
+        if self._reduced and self._numbers.grad is not None:
+            numbers, self._numbers.grad = self._numbers.grad, None
+            self._more = numbers[2]
+        else:
+            numbers = self._sum(window)
+        self._reduced, window.weighted = False, True
+        if numbers.is_cpu:
+            window.samples, bad, _ = numbers.tolist()
+            window.discards = window.discards or bad > 0
+            self.finite = self.finite and not window.discards
+        else:
+            window.samples = numbers[0]
+            if window.guarded:
+                window.guard.loss = (numbers[1] > 0).float()
+
+    def _sum(self, window: Window) -> Tensor:
+        """Sum up gradients and numbers of a window over the ranks, in one piece; where no rank has a gradient, there is none."""
+        self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
+        parameters = window.parameters
+        device = parameters[0].device
+        kind = torch.float64 if any(own.dtype is torch.float64 for own in parameters) else torch.float32
+        gradients = [parameter.grad for parameter in parameters]
+        flags = [float(gradient is not None) for gradient in gradients]
+        numbers = torch.tensor([*flags, float(window.samples), float(window.discards), 0.0], dtype=kind, device=device)
+        if window.guard.loss is not None:
+            numbers[-2] += window.guard.loss.to(numbers)
+        pieces = [
+            torch.zeros(own.numel(), dtype=kind, device=device) if gradient is None else gradient.flatten().to(numbers)
+            for own, gradient in zip(parameters, gradients, strict=True)
+        ]
+        whole = torch.cat([*pieces, numbers])
+        distributed.all_reduce(whole)
+        *pieces, numbers = torch.split(whole, [*map(len, pieces), len(numbers)])
+        for index, (own, piece) in enumerate(zip(parameters, pieces, strict=True)):
+            # On a GPU this waits, but only for what has no gradient on this rank.
+            if flags[index] or numbers[index].item():
+                own.grad = piece.view_as(own).to(own)
+        return numbers[-3:]
+
+    def any_has_more(self) -> bool:
+        """Whether some rank has another batch, after one that each has trained on."""
+        # That of a window which is open yet, or has just been closed.
+        numbers, self._numbers.grad = self._numbers.grad, None
+        more, self._more = self._more if numbers is None else numbers[2], None
+        if more is None:
+            more = torch.tensor(float(bool(self.has_more)), device=self.device)
+            distributed.all_reduce(more)
+        return more.item() > 0
+
+    def _log(self, way: str) -> None:
+        if not self._logged:
+            logger.info(f"the gradients of {self.world.size} ranks are averaged by {way}")
+        self._logged = True
+
+    def sync_buffers(self) -> None:
+        """Give the buffers of rank 0, such as running means, to all, before an evaluation or a save."""
+        for buffer in self.modules.buffers() if self.modules else ():
+            distributed.broadcast(buffer, 0)
+
+
+def _trained(modules: nn.Module | None, *, ordered: bool = False) -> Any:
+    """The parameters that are trained."""
+    own = [parameter for parameter in (modules.parameters() if modules else ()) if parameter.requires_grad]
+    return own if ordered else set(own)
+
+
+def broadcast_weights(model: nn.Module) -> None:
+    """Give all parameters and buffers of rank 0 to all ranks."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        distributed.broadcast(tensor.detach(), 0)
+
+
+def require_equal_weights(models: Mapping[str, nn.Module], world: World) -> None:
+    """Raise where a rank has other weights than rank 0: something has trained on one of them alone.
+
+    Raises:
+        ConfigError: they differ; the message names rank, host and parameter.
+    """
+    sums = {
+        f"the sum of the bits of '{phase}.{name}'": _sum_of_bits(parameter)
+        for phase, model in models.items()
+        for name, parameter in model.named_parameters()
+    }
+    names, values = list(sums), torch.stack(list(sums.values())).tolist() if sums else []
+    remedy = "step through optimize or fit_batch, and change weights or rates on all ranks alike (every_rank = True)"
+    world.require_equal(dict(zip(names, values, strict=True)), remedy)
+
+
+def _sum_of_bits(parameter: Tensor) -> Tensor:
+    bits = parameter.detach().contiguous().reshape(-1)
+    bits = torch.view_as_real(bits).reshape(-1) if bits.is_complex() else bits
+    return bits.view(_INTEGERS[bits.element_size()]).sum(dtype=torch.int64).cpu()
