@@ -290,17 +290,21 @@ class World:
         Raises:
             PeerError: another process has failed meanwhile, or ``timeout`` is over.
         """
-        store, end = store or self.store, time.monotonic() + self.timeout
-        while True:
-            try:
-                store.wait([key], timedelta(seconds=PATIENCE))
-                return json.loads(store.get(key))
-            except RuntimeError as error:
+        store, end, pause = store or self.store, time.monotonic() + self.timeout, 0.0001
+        error: RuntimeError | None = None
+        try:
+            # The wait of the store itself prints warnings when its time is over.
+            while not store.check([key]) and time.monotonic() < end:
                 if failure := self.first_failure(store):
-                    raise PeerError(failure) from error
-                if time.monotonic() > end or not isinstance(error, distributed.DistStoreError):
-                    what = f"nobody has answered with {key} for {self.timeout:g} seconds ({error})"
-                    raise PeerError(Failure(self.rank, ExitCode.FAILED, what)) from error
+                    raise PeerError(failure)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.005)
+            if time.monotonic() < end:
+                return json.loads(store.get(key))
+        except RuntimeError as broken:
+            error = broken
+        what = f"nobody has answered with {key} for {self.timeout:g} seconds ({error})"
+        raise PeerError(self.first_failure(store) or Failure(self.rank, ExitCode.FAILED, what)) from error
 
     def report_failure(self, exit_code: int, headline: str, rank: int | None = None) -> Failure:
         """Say that this process fails, unless another has said so before.
