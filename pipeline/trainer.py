@@ -104,7 +104,7 @@ class GeneralTrainer:
             try:
                 context = self.contexts[name] = trainer.run_runner(name, run)
             except BaseException as error:
-                self.outcome = failures.exit_code(error)
+                self.outcome = failures.exit_code(error, run)
                 raise
             if context.peek("is_exit"):
                 break
@@ -115,14 +115,15 @@ class GeneralTrainer:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
         runner = session.open_runner(name, run, begin_fit)
         try:
-            runner.build_plugins()
-            runner.hooks.before_pipeline(context=runner.context)
-            self.stages(runner)
-            runner.context.enter("trainer")
-            runner.completed = True
-            runner.hooks.after_pipeline(context=runner.context)
-            runner.resources.close()
-            run.finish_runner(runner)
+            with run.world.collective(name):
+                runner.build_plugins()
+                runner.hooks.before_pipeline(context=runner.context)
+                self.stages(runner)
+                runner.context.enter("trainer")
+                runner.completed = True
+                runner.hooks.after_pipeline(context=runner.context)
+                runner.resources.close()
+                run.finish_runner(runner)
         except BaseException as error:
             failures.handle_failure(error, runner)
             raise
@@ -137,8 +138,7 @@ class GeneralTrainer:
             if entered[stage] > limit:
                 remedy = "check what it writes to context['status'], or raise max_stage_repeats"
                 raise StageError(f"{runner.describe(stage)} was to be entered more than {limit} times; {remedy}")
-            wrote_status = self.enter(stage, runner)
-            runner.agree_on_next(stage, wrote_status=wrote_status)
+            wrote_status = runner.agree_on_next(stage, wrote_status=self.enter(stage, runner))
             stage = self.next_stage(stage, wrote_status, runner)
 
     def enter(self, stage: str, runner: RunnerSession) -> bool:

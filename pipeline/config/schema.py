@@ -95,7 +95,7 @@ def _fleet_mode(value: Any) -> Any:
 
 
 def _folder_name(value: Any) -> Any:
-    if value in ("lock", "workspace"):
+    if value in ("lock", "ranks", "workspace"):
         raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
     return value
 

@@ -46,12 +46,18 @@ class Failure(NamedTuple):
     """The first failure in a world: of which rank, the code that it leaves with, and what has failed."""
 
     rank: int
-    exit_code: int
+    exit_code: ExitCode
     headline: str
 
     def __str__(self) -> str:
         rank = f"rank {self.rank} "
         return self.headline if self.headline.startswith(rank) else f"{rank}failed: {self.headline}"
+
+
+def _failure(text: str | bytes) -> Failure:
+    """That which is in the store."""
+    rank, number, headline = json.loads(text)
+    return Failure(rank, next(code for code in ExitCode if code == number), headline)
 
 
 class PeerError(PipelineError):
@@ -63,7 +69,7 @@ class PeerError(PipelineError):
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
-        self.exit_code = next(code for code in ExitCode if code == failure.exit_code)
+        self.exit_code = failure.exit_code
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -156,7 +162,7 @@ class World:
             result = function()
         except Exception as raised:
             error = raised
-        faults = self.all_gather(error and (int(exit_code(error)), describe(error)))
+        faults = self.all_gather(error and (exit_code(error), describe(error)))
         first = next((Failure(rank, *fault) for rank, fault in enumerate(faults) if fault), None)
         if first and first.rank != self.rank:
             raise PeerError(first) from error
@@ -219,7 +225,7 @@ class World:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """In the block, what torch raises where another process has failed becomes a PeerError that says which.
+        """In the block, an error to which this process has come because another has failed becomes a PeerError.
 
         Args:
             name: of what the processes do together.
@@ -229,7 +235,7 @@ class World:
         """
         try:
             yield
-        except RuntimeError as error:
+        except BaseException as error:
             if (cause := self.cause_of(error, name)) is error:
                 raise
             raise cause from error
@@ -306,7 +312,7 @@ class World:
         what = f"nobody has answered with {key} for {self.timeout:g} seconds ({error})"
         raise PeerError(self.first_failure(store) or Failure(self.rank, ExitCode.FAILED, what)) from error
 
-    def report_failure(self, exit_code: int, headline: str, rank: int | None = None) -> Failure:
+    def report_failure(self, exit_code: ExitCode, headline: str, rank: int | None = None) -> Failure:
         """Say that this process fails, unless another has said so before.
 
         Args:
@@ -317,10 +323,10 @@ class World:
         Returns:
             The first failure.
         """
-        failure = Failure(self.rank if rank is None else rank, int(exit_code), headline)
+        failure = Failure(self.rank if rank is None else rank, exit_code, headline)
         with suppress(RuntimeError):
             if self.size > 1:
-                failure = Failure(*json.loads(self.store.compare_set("failure", "", json.dumps(failure))))
+                failure = _failure(self.store.compare_set("failure", "", json.dumps(failure)))
                 for other in range(self.size):
                     self.store.set(f"wake/{other}", "")
         return failure
@@ -330,7 +336,7 @@ class World:
         with suppress(RuntimeError):
             store = store or self._store
             if self._failure is None and store and store.check(["failure"]):
-                self._failure = Failure(*json.loads(store.get("failure")))
+                self._failure = _failure(store.get("failure"))
         return self._failure
 
     def _watch(self, store: Store) -> None:
@@ -419,14 +425,12 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
     try:
         with world._watching():
             try:
-                yield world
+                with world.collective("the end"):
+                    yield world
                 world.all_gather(None)
             except BaseException as error:
-                cause = world.cause_of(error)
-                world.report_failure(exit_code(cause), describe(cause))
-                if cause is error:
-                    raise
-                raise cause from error
+                world.report_failure(exit_code(error), describe(error))
+                raise
         # After a failure this would wait for those that are gone.
         if not has_group:
             distributed.destroy_process_group()

@@ -125,12 +125,12 @@ class RunDirectory:
 
     Attributes:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
-        about: the label, tags and note of the run, for ``status.json``.
+        about: what else ``status.json`` says: the label, tags and note of the run; of several processes, how many and which failed.
         follows: whether another process, that of rank 0, writes what is in it; this one writes nothing.
         volatile: what two equal runs need not have alike.
     """
 
-    volatile = ("lock", "log.txt", "context.json", "before-*")
+    volatile = ("lock", "log.txt", "ranks", "context.json", "before-*")
 
     def __init__(self, path: Path, *, follows: bool = False) -> None:
         self.path, self.follows = path, follows
@@ -207,6 +207,25 @@ class RunDirectory:
         """
         with lock_held(self.path / "lock") as self._lock:
             yield
+
+    def holder(self) -> str:
+        """Who holds the lock, and since when; empty where there is none."""
+        with suppress(OSError):
+            return (self.path / "lock").read_text(errors="replace")
+        return ""
+
+    def wait_for(self, holder: str, rank: int) -> None:
+        """Wait until this process sees the lock of rank 0, which the storage may take seconds to show.
+
+        Raises:
+            ConfigError: it does not see it.
+        """
+        end = time.monotonic() + 5
+        while self.holder() != holder:
+            if time.monotonic() > end:
+                what = f"rank {rank} on {socket.gethostname()}: {self.path} is not the folder that rank 0 has there"
+                raise ConfigError(f"{what} ({holder.strip()}); set output_dir to a folder that all hosts share")
+            time.sleep(0.1)
 
     def write(self, name: str, content: str) -> None:
         """Replace a file as a whole: a reader sees the old one or the new one.

@@ -9,21 +9,22 @@ from typing import Any
 from loguru import logger
 
 from pipeline.data.fetch import WorkerTracebackError
+from pipeline.distributed import world
+from pipeline.distributed.world import PeerError
 from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
-from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.plugin_calls import failing_plugin
 from pipeline.user_code.tracebacks import failing_method, user_traceback, with_traceback
 
 
-def exit_code(error: BaseException) -> ExitCode:
-    """The exit code for an error; once the run has started, no error counts as a wrong command line."""
-    if isinstance(error, PipelineError):
-        return ExitCode.FAILED if error.exit_code is ExitCode.USAGE else error.exit_code
-    if isinstance(error, StoppedError):
-        return ExitCode.STOPPED
-    return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
+def exit_code(error: BaseException, run: Run | None = None) -> ExitCode:
+    """The exit code for an error, or for the first failure of a run.
+
+    Once the run has started, no error counts as a wrong command line.
+    """
+    code = run.failure.exit_code if run and run.failure else world.exit_code(error)
+    return ExitCode.FAILED if code is ExitCode.USAGE else code
 
 
 @contextmanager
@@ -32,22 +33,25 @@ def reporting(run: Run) -> Iterator[None]:
     try:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
-        if not run.failed:
+        if not run.failure:
             headline = f"between two runners: {error or type(error).__name__}"
             log_error(error, headline)
-            _best_effort("status.json", _write_status, error, headline, run.directory, run.directory.read_status())
+            _best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
         raise
 
 
 def handle_failure(error: BaseException, runner: RunnerSession) -> None:
     """Report the error, call ``abort``, and close the resources; an error on the way is logged beside the first."""
-    runner.run.failed = True
+    run = runner.run
     # A signal has to wait: the run is ending anyway, and nothing of that is left out.
     with SHUTDOWN.defer(lambda: None):
         context, stage, hooks = runner.context, runner.context.stage, runner.hooks
         runner.restore_protected()
         headline = describe(error, stage, runner)
-        log_error(error, headline)
+        # First of all: the others are waiting for this process.
+        run.failure = run.world.report_failure(exit_code(error), headline)
+        is_first = run.failure.rank == run.world.rank
+        log_error(error, headline, "ERROR" if is_first or run.world.is_main else "INFO")
         # For whoever calls from Python; after the log, which has the headline as its first line.
         error.add_note(headline)
         context.enter("trainer")
@@ -63,12 +67,15 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         _best_effort("closing the resources", runner.resources.close)
         # Storage that has refused before refuses this as well, which is said once.
         level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-        _best_effort("context.json", runner.run.write_accesses, level=level)
-        _best_effort("status.json", _write_status, error, headline, runner.run.directory, runner.counters, level=level)
+        _best_effort("context.json", run.write_accesses, level=level)
+        reason = headline if is_first else str(run.failure)
+        _best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
 
 
-def _write_status(error: BaseException, reason: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
-    code = exit_code(error)
+def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:
+    code, directory = exit_code(error, run), run.directory
+    if run.world.size > 1 and run.failure:
+        directory.about["failed_rank"] = run.failure.rank
     states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
     state, resumable = states.get(code, "failed"), not isinstance(error, NoCheckpointError)
     what = f"{type(error).__name__}: {error}"
@@ -80,6 +87,8 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     name = f"runner '{runner.settings.name}'"
     plugin = failing_plugin(runner.manager, error)
     says_where = stage == "trainer" or str(error).startswith(runner.describe(stage))
+    if isinstance(error, PeerError):
+        return str(error)
     if says_where and not plugin and isinstance(error, PipelineError):
         return f"{name}: {error}"
     where = [plugin] if plugin else []
@@ -96,16 +105,16 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
 
 
-def log_error(error: BaseException, headline: str) -> None:
+def log_error(error: BaseException, headline: str, level: str = "ERROR") -> None:
     """Log the headline, and for an error of user code its traceback without frames of ours."""
     user_error = error.user_error if isinstance(error, ClassPathError) else error
     if user_error is None or isinstance(user_error, PipelineError | KeyboardInterrupt | StoppedError):
-        logger.error(headline)
+        logger.log(level, headline)
         return
     whole = user_error.__traceback__
     in_worker = isinstance(user_error.__cause__, WorkerTracebackError)
     trace = user_traceback(whole, only=in_worker) or (None if in_worker else whole)
-    logger.error(with_traceback(headline, user_error.with_traceback(trace)))
+    logger.log(level, with_traceback(headline, user_error.with_traceback(trace)))
     user_error.with_traceback(whole)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -55,9 +56,16 @@ def to_stderr(level: str) -> None:
     The stream is looked up at each line: a progress bar puts its own in place while it is shown.
     """
     logger.remove()
-    logger.add(
-        _write_to_stderr, level=level, format=_STDERR_FORMAT, colorize=on_terminal(), diagnose=False, backtrace=False
-    )
+    _add_stderr(level, os.environ.get("RANK", "0"))
+
+
+def _add_stderr(level: str, rank: str) -> None:
+    """Of several processes, those other than rank 0 show warnings and errors alone, with their rank."""
+    form = _STDERR_FORMAT
+    if rank != "0" and os.environ.get("WORLD_SIZE", "1") != "1":
+        level = max(level, "WARNING", key=lambda name: logger.level(name).no)
+        form = form.replace("{message}", f"rank {rank}: {{message}}")
+    logger.add(_write_to_stderr, level=level, format=form, colorize=on_terminal(), diagnose=False, backtrace=False)
 
 
 def on_terminal() -> bool:
@@ -90,6 +98,11 @@ def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterato
     sink = logger.add(write, level="DEBUG", format=form, diagnose=False, backtrace=False)
     logging.root.handlers, warnings.showwarning = [_ToLoguru()], _log_warning
     logging.root.setLevel(logging.INFO)
+    if rank:
+        # loguru's own, where nobody has chosen another.
+        with suppress(ValueError):
+            logger.remove(0)
+            _add_stderr("WARNING", str(rank))
     try:
         yield
     finally:

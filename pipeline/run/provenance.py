@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
@@ -63,8 +64,21 @@ class Provenance:
     sources: dict[Path, Path]
 
     @classmethod
-    def capture(cls, config: Config, directory: RunDirectory, devices: Mapping[str, object]) -> Provenance:
-        """That of a run that starts now; ``devices``: runner name -> device."""
+    def capture(
+        cls,
+        config: Config,
+        directory: RunDirectory,
+        devices: Mapping[str, object],
+        processes: Sequence[Mapping[str, Any]] = (),
+    ) -> Provenance:
+        """That of a run that starts now.
+
+        Args:
+            config: what is run.
+            directory: where.
+            devices: runner name -> device.
+            processes: of several, the host, number and devices of each, by rank.
+        """
         workspace, hardware = config.workspace, {"cpus": os.cpu_count(), **describe_hardware()}
         return cls(
             yaml_tree.dump(_as_text(config.plain(expanded=False))),
@@ -88,6 +102,7 @@ class Provenance:
                 # The runs beside this one are no part of the workspace's repository.
                 "git": _git_state(workspace, directory.path.parents[1]) if workspace else None,
                 "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+                **({"ranks": processes} if processes else {}),
             },
             config.swaps or "every stage is the default\n",
             {_copy_name(file, workspace): file for file in config.sources},
@@ -116,6 +131,15 @@ class Provenance:
         for copy, file in self.sources.items():
             if only is None or copy in only:
                 _copy(file, directory.path / copy)
+
+
+def digests(config: Config) -> dict[str, str]:
+    """What several processes must have alike: a part of the config, a file of user code -> digest; package -> version."""
+    parts = _as_text(config.plain(expanded=False))
+    contents = {f"'{name}' of the config": yaml_tree.dump(part).encode() for name, part in parts.items()}
+    contents |= {str(_copy_name(file, config.workspace)): file.read_bytes() for file in config.sources}
+    shas = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in contents.items()}
+    return {"Python": platform.python_version(), **imported_packages(), **shas}
 
 
 def _as_text(value: Any) -> Any:

@@ -118,7 +118,7 @@ class _Reader:
         self.read("status.json", lambda file: self._take_status(_mapping(file)), None)
         if not os.path.lexists(path / "status.json"):
             self._take_status({"state": "running"})
-        runners = [child.name for child in _folders(path) if not re.match(r"workspace$|before-", child.name)]
+        runners = [child.name for child in _folders(path) if not re.match(r"(workspace|ranks)$|before-", child.name)]
         for runner in runners:
             for phase, numbers in (by_phase := self._numbers(runner)).items():
                 parts = [runner] * (len(runners) > 1) + [phase] * (len(by_phase) > 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,18 +22,19 @@ from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.state import MID_EPOCH
+from pipeline.checkpoint.storage import storing
 from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
 from pipeline.distributed.device import deterministic
 from pipeline.distributed.launch import Note, find_devices, own_threads
-from pipeline.distributed.world import SINGLE, World, joined
+from pipeline.distributed.world import SINGLE, Failure, World, joined
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode, StageError
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
-from pipeline.run.provenance import Provenance, imported_packages
+from pipeline.run.provenance import Provenance, digests, imported_packages
 from pipeline.run.resume import (
     NEVER,
     PreviousRun,
@@ -69,21 +71,47 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
     for folder in workspaces.renew():
         logger.info(f"{folder}: has changed since it was imported, and is imported anew")
     timeout = max(runner.collective_timeout for runner in config.runners)
-    with joined(timeout) as world, _open_run(config, trainer, trainer_base, resume, world) as run:
-        yield run
+    with joined(timeout) as world, ExitStack() as stack:
+        # What one process cannot do ends all of them.
+        classes = world.attempt(lambda: _load_classes(config, trainer, trainer_base, world))
+        leader = _lead(config, classes, resume, world, _compare_processes(config, classes, world))
+        run = world.attempt(lambda: stack.enter_context(leader) if world.is_main else None)
+        place: Any = world.broadcast(run and (run.directory.path, run.directory.holder(), run.resumed))
+        yield world.attempt(lambda: run or stack.enter_context(_follow(config, classes, world, *place)))
 
 
-@contextmanager
-def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Path, world: World) -> Iterator[Run]:
+# The trainers, the classes of the stages, and the devices; each by runner.
+_Classes = tuple[dict[str, Any], dict[str, dict[str, type[PipelineStage]]], dict[str, torch.device]]
+
+
+def _load_classes(config: Config, trainer: Any, trainer_base: type, world: World) -> _Classes:
     devices = find_devices(config, world)
     trainers = {runner.name: load_trainer(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: load_stages(config, runner) for runner in config.runners}
     load_plugins(config.tree, config.workspace, several=world.size > 1)
+    return trainers, stage_classes, devices
+
+
+def _compare_processes(config: Config, classes: _Classes, world: World) -> list[dict[str, Any]]:
+    """Raise unless several processes run the same; which they are, by rank.
+
+    Raises:
+        ConfigError: this one has another config, other code or other versions than rank 0.
+    """
+    if world.size == 1:
+        return []
+    world.require_equal(digests(config), "give all processes the same config, code and packages")
+    devices = {name: str(device) for name, device in classes[-1].items()}
+    return world.all_gather({"host": socket.gethostname(), "pid": os.getpid(), "devices": devices})
+
+
+@contextmanager
+def _lead(
+    config: Config, classes: _Classes, resume: str | Path, world: World, processes: list[dict[str, Any]]
+) -> Iterator[Run]:
+    """The run of rank 0, which makes or reopens its directory."""
+    trainers, _, devices = classes
     with _output_dir(config) as output_dir:
-        if not world.is_main:
-            with _follow(config, trainers, stage_classes, devices, world) as run:
-                yield run
-            return
         note = Note(world)
         previous = find_previous(output_dir, config, after_attempt(note, resume))
         if previous:
@@ -91,9 +119,9 @@ def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pa
             previous = train_on(previous, config)
         _check_initial_weights(config, previous)
         directory = previous.directory if previous else RunDirectory.new(output_dir, config.name)
-        directory.about = _about(config, directory)
+        directory.about = _about(config, directory) | ({"ranks": world.size} if processes else {})
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
-            provenance = Provenance.capture(config, directory, devices)
+            provenance = Provenance.capture(config, directory, devices, processes)
             if previous:
                 reconcile(previous, provenance, list(trainers))
             else:
@@ -105,8 +133,7 @@ def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pa
             for runner in config.runners:
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
-            world.broadcast((directory.path, previous is not None))
-            run = Run(config, directory, trainers, stage_classes, devices, previous is not None, world=world)
+            run = Run(config, directory, *classes, previous is not None, world=world)
             yield run
             if run.sessions:
                 # Those that it has imported on its way, too.
@@ -115,21 +142,17 @@ def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pa
 
 
 @contextmanager
-def _follow(
-    config: Config,
-    trainers: dict[str, Any],
-    stage_classes: dict[str, dict[str, type[PipelineStage]]],
-    devices: dict[str, torch.device],
-    world: World,
-) -> Iterator[Run]:
-    """The run of a process other than rank 0, which has made its directory; in it this one writes its log alone."""
-    nothing: Any = (None, False)
-    path, resumed = world.broadcast(nothing)
+def _follow(config: Config, classes: _Classes, world: World, path: Path, holder: str, resumed: bool) -> Iterator[Run]:
+    """The run of another process than rank 0; in its directory this one writes its log alone."""
     directory = RunDirectory(path, follows=True)
+    directory.wait_for(holder, world.rank)
+    if resumed:
+        config = with_original_links(config, PreviousRun(directory))
     folder = path / "ranks" / f"{world.rank:05d}"
-    folder.mkdir(parents=True, exist_ok=True)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with log.to_file(folder / "log.txt", rank=world.rank):
-        yield Run(config.in_run(path), directory, trainers, stage_classes, devices, resumed, world=world)
+        yield Run(config.in_run(path), directory, *classes, resumed, world=world)
 
 
 @cache
@@ -223,7 +246,7 @@ class Run:
         devices: runner name -> device.
         resumed: whether the run continues an earlier one.
         sessions: runner name -> its session, of those that have begun.
-        failed: whether a runner has failed, and has reported it.
+        failure: the first failure of a runner, be it on another process; None: there was none.
         world: the processes that it is shared out to.
     """
 
@@ -234,7 +257,7 @@ class Run:
     devices: dict[str, torch.device]
     resumed: bool
     sessions: dict[str, RunnerSession] = field(default_factory=dict)
-    failed: bool = False
+    failure: Failure | None = None
     world: World = SINGLE
 
     def is_done(self, name: str) -> bool:
@@ -245,7 +268,8 @@ class Run:
         return done
 
     def finish_runner(self, runner: RunnerSession) -> None:
-        """Write ``context.json``, and mark the runner as done, unless ``is_exit`` has ended it."""
+        """Write ``context.json``, and mark the runner as done on all processes, unless ``is_exit`` has ended it."""
+        self.world.all_gather(None)
         self.write_accesses()
         name, why = runner.settings.name, runner.context.stop_reason
         if runner.settings.kind == "infer":
@@ -439,17 +463,17 @@ class RunnerSession:
             self.entered_runner = True
             if self.settings.kind == "train":
                 self.begin_training()
-            for log_summary in offered("run_summaries").values():
+            for log_summary in offered("run_summaries").values() if self.run.world.is_main else ():
                 log_summary(self.context, self.settings, self.classes)
         # Plugins may have put theirs there.
         self.remember_protected()
         description, built, method = self.describe(stage), self.build(stage), STAGES[stage]
         context_flow.check_reads(built, method, description, self.context)
-        if stage == "runner" and not env_was_read(self.context):
+        if stage == "runner" and self.run.world.is_main and not env_was_read(self.context):
             for line in self.config.reads.unread_so_far(self.config.tree):
                 logger.warning(line)
         address = f": runner.{self.settings.name}.{stage}_class_path: "
-        for note in (note for note in self.config.notes if address in note):
+        for note in (note for note in self.config.notes if address in note and self.run.world.is_main):
             logger.warning(note)
         with self.loop(built) if stage == "runner" and self.settings.kind == "train" else nullcontext():
             getattr(built, method)(self.context)
@@ -458,20 +482,30 @@ class RunnerSession:
         self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
 
-    def agree_on_next(self, stage: str, *, wrote_status: bool) -> None:
-        """After a stage, have several processes go on alike: ``is_exit`` on any of them ends the run on all.
+    def agree_on_next(self, stage: str, *, wrote_status: bool) -> bool:
+        """Whether rank 0 has written the status after a stage, which is that of all; ``is_exit`` of any ends all.
 
         Raises:
-            StageError: a process has written another status than that of rank 0.
+            StageError: this process has written another status.
         """
         context, world = self.context, self.run.world
-        outcomes = world.all_gather((context.peek("status") if wrote_status else None, context.exit_wish()))
-        for rank, (status, wishes) in enumerate(outcomes):
-            if status != (first := outcomes[0][0]):
-                what = f"rank {rank} wrote context['status'] = {status!r}, and rank 0 {first!r}"
-                raise StageError(f"{self.describe(stage)}: {what}; have all ranks write the same, from what all know")
-            for wish in wishes if world.size > 1 else ():
-                context.grant(*wish)
+        if world.size == 1:
+            return wrote_status
+        own = context.peek("status") if wrote_status else None
+        outcomes = world.all_gather((own, context.exit_wish()))
+        status = outcomes[0][0]
+
+        def compare() -> None:
+            if own not in (None, status):
+                what = f"rank {world.rank} wrote context['status'] = {own!r}, and rank 0 {status!r}"
+                raise StageError(f"{self.describe(stage)}: {what}; write the same on all ranks, or on rank 0 alone")
+
+        world.attempt(compare)
+        for wish in (wish for _, wishes in outcomes for wish in wishes):
+            context.grant(*wish)
+        if status is not None:
+            context["status"] = status
+        return status is not None
 
     @contextmanager
     def loop(self, runner: PipelineStage) -> Iterator[None]:

@@ -77,7 +77,8 @@ def main() -> None:
     """One rank."""
     from pipeline.distributed.world import joined  # noqa: PLC0415 - only here
 
-    sys.path.insert(0, str(REPOSITORY))
+    # As pytest has it.
+    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "faults")]
     modules: dict[str, Any] = {}
     with joined(60), os.fdopen(int(sys.argv[1]), "wb") as answers:
         while True:
