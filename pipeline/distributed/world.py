@@ -157,6 +157,8 @@ class World:
         Raises:
             PeerError: it has raised on another process, and there first.
         """
+        if self.size == 1:
+            return function()
         error, result = None, None
         try:
             result = function()
