@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,80 @@ def test_several_ranks_go_on_from_one_process(two_ranks: Ranks, folder: Path) ->
     save(folder)
     first, second = two_ranks(restored, folder)
     assert (first[:3], second[:3]) == ((draws(100), 0, [1.0, 1.0]), (draws(900), 0, [0.0, 0.0]))
+
+
+# What fails, and what is killed.
+
+
+class FailingDisk(Disk):
+    """Fails at one operation; ``dies``: from then on at each, as if the process was killed there."""
+
+    def __init__(self, at: int, *, dies: bool = False) -> None:
+        self.at, self.dies, self.done = at, dies, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        operation = super().__getattribute__(name)
+        if name in {"mkdir", "write", "fsync", "rename", "fsync_folder", "remove"}:
+            self.done += 1
+            if self.dies and self.done >= self.at:
+                raise KilledError
+            if self.done == self.at:
+                raise OSError(ENOSPC, "No space left on device")
+        return operation
+
+
+class KilledError(BaseException):
+    """In the place of SIGKILL: nothing catches it."""
+
+
+def save_failing(folder: Path, rank: int, at: int, *, dies: bool) -> tuple[str, str]:
+    """Save with a disk that fails on one rank: the error, and its message."""
+    world = current_world()
+    timeout, world.timeout = world.timeout, 0.1 if dies else 60.0
+    disk = FailingDisk(at, dies=dies)
+    try:
+        save(folder, iteration=4, disk=disk if world.rank == rank else None)
+    except (PipelineError, KilledError) as error:
+        return type(error).__name__, str(error)
+    finally:
+        world.timeout = timeout
+    return "", ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_at_any_point_of_a_save_is_that_of_all_ranks(two_ranks: Ranks, folder: Path, rank: int) -> None:
+    two_ranks(save, folder)
+    at, failed = 1, 0
+    while True:
+        first, second = two_ranks(save_failing, folder, rank, at, dies=False)
+        assert first == second
+        names = [path.name for path in layout.committed_checkpoints(folder)]
+        assert names in ([STEP], [STEP, "step-000000000004"])
+        assert not any(reader.problems_of(folder / name) for name in names)
+        if "step-000000000004" in names:
+            break
+        at, failed = at + 1, failed + bool(first[0])
+        kind, message = first
+        assert kind == "StorageError"
+        assert "No space left on device" in message
+        assert ("rank 1: " in message) == (rank == 1)
+    assert failed == at - 1 >= (2 if rank else 10)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_save_that_a_rank_dies_in_leaves_the_newest_whole(two_ranks: Ranks, folder: Path, rank: int) -> None:
+    two_ranks(save, folder)
+    at, found = 1, ("", "")
+    while True:
+        found = tuple(kind for kind, _ in two_ranks(save_failing, folder, rank, at, dies=True))
+        newest = layout.committed_checkpoints(folder)[-1]
+        assert reader.problems_of(newest) == []
+        if found == ("", ""):
+            break
+        assert found[rank] == "KilledError"
+        # Once it is committed, nobody waits for whoever dies.
+        assert found[1 - rank] == "PeerError"
+        assert [own[0] for own in two_ranks(restored, folder)] == [draws(100), draws(101)]
+        at += 1
+    assert at > (3 if rank else 12)
+    assert not layout.leftovers(folder)
