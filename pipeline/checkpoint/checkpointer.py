@@ -188,9 +188,8 @@ class Checkpointer:
     def _newest_valid(self) -> LoadedCheckpoint | None:
         """The valid checkpoint of the highest step; first removes what a killed process has left behind.
 
-        Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only whoever
-        holds the run may call this: it would take away what another process is writing. Of several processes all call it;
-        rank 0 does that, and the others read what it has found.
+        Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
+        whoever holds the run may call this: it would take away what another process is writing.
 
         Returns:
             What it holds; None where none was ever committed.
@@ -200,10 +199,7 @@ class Checkpointer:
             StorageError: the storage refuses for a reason that may pass.
         """
         self._wait()
-        world = current_world()
-        checkpoint = world.attempt(lambda: None if world.rank else newest_valid(self._saver))
-        path = world.broadcast(checkpoint and checkpoint.path)
-        return reader.read_checkpoint(path) if path and world.rank else checkpoint
+        return newest_valid(self._saver)
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
         """Keep the state of an object in each checkpoint, and restore it when the run is resumed.

@@ -15,6 +15,7 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.shared_save import Contents, SharedSave
 from pipeline.checkpoint.storage import DISK, Buffer, Disk
 from pipeline.config.schema import RunnerSchema
+from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, NoCheckpointError, StorageError
 
 
@@ -83,6 +84,8 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
 def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> LoadedCheckpoint | None:
     """The valid checkpoint of the highest step; None if none was ever committed.
 
+    Of several processes all call it: rank 0 looks for it, and the others read what it has found.
+
     Args:
         writer: of the folder, which nobody else is writing to.
         with_training: False reads and verifies the weights and numbers alone.
@@ -91,6 +94,14 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
         NoCheckpointError: some were committed, and none is valid.
         StorageError: the storage refuses for a reason that may pass.
     """
+    world = current_world()
+    checkpoint = world.attempt(lambda: None if world.rank else _find_newest(writer, with_training))
+    path = world.broadcast(checkpoint and checkpoint.path)
+    # Nobody goes on, and changes what is in the folder, before all have read it.
+    return world.attempt(lambda: reader.read_checkpoint(path, with_training) if path and world.rank else checkpoint)
+
+
+def _find_newest(writer: CheckpointWriter, with_training: bool) -> LoadedCheckpoint | None:
     folder = writer.folder
     try:
         if folder.is_dir():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.checkpoint import layout, pytree, reader, safetensors_io, storage
 from pipeline.checkpoint.header import Entry, Header, read_header
-from pipeline.checkpoint.layout import SUFFIX, TRAINING
+from pipeline.checkpoint.layout import SUFFIX, TRAINING, is_weights
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.errors import CheckpointError, ConfigError, one_of
 
@@ -30,7 +30,7 @@ def describe(path: Path) -> dict[str, Any]:
     if described.problem:
         raise CheckpointError(described.problem)
     headers = {name: read_header(path / name) for name in files if name.endswith(SUFFIX)}
-    weights = {name.removesuffix(SUFFIX): _tensors(path / name, headers[name]) for name in headers if name != TRAINING}
+    weights = {name.removesuffix(SUFFIX): _tensors(path / name, headers[name]) for name in filter(is_weights, headers)}
     return {
         "checkpoint": str(path),
         "counters": described.counters,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 from pipeline.checkpoint.comparison import Difference, differences
 from pipeline.checkpoint.reader import LoadedCheckpoint
@@ -15,6 +16,8 @@ def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> It
     for phase in one.weights | other.weights:
         parts[f"weights {phase}"] = one.weights.get(phase, {}), other.weights.get(phase, {})
     parts["training"] = one.training, other.training
+    for rank, own in enumerate(zip_longest(one.own, other.own), 1):
+        parts[f"training of rank {rank}"] = own
     for part, pair in parts.items():
         for difference in differences(*pair):
             yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)
