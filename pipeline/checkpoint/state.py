@@ -513,21 +513,11 @@ def _each(rule: _Rule) -> _Rule:
     return of_names
 
 
-def _meter(parts: Sequence[Any], rank: int) -> Any:
-    """The sums of a ``Meter``; all ranks had as many batches."""
-    first = None if rank else min((meter["first"] for meter in parts if meter["first"]), default=None)
-    totals = _each(_total)([{**meter, "first": 0} for meter in parts], rank)
-    return {**totals, "batches": parts[0]["batches"], "first": first}
-
-
 def _pass(parts: Sequence[Any], rank: int) -> Any:
-    """The running means; of each metric the states of all ranks, for rank 0."""
-    loss, logged = (rule([part[name] for part in parts], rank) for name, rule in _MEANS.items())
+    """The running means, which are of all ranks; of each metric the states of all, for rank 0."""
     metrics = {} if rank else _each(lambda states, _: [*states])([part["metrics"] for part in parts], rank)
-    return {**_kept(parts, rank), "train_loss": loss, "logged": logged, "metrics": metrics}
+    return {**_kept(parts, rank), "metrics": metrics}
 
-
-_MEANS = {"train_loss": _meter, "logged": _each(_meter)}
 
 # What each rank has of its own, by place (`*` is any key), and what another number of ranks makes of it. Everything else
 # is alike on all ranks, and rank 0 saves it.
@@ -541,7 +531,7 @@ _OWN: dict[str, _Rule] = {
     "loop.inner.*.state": _pass,
     "fit.running.state": _pass,
     "experiment.data": _kept,
-    "experiment.numbers.training": _each(_meter),
+    "experiment.numbers.training": _kept,
 }
 
 

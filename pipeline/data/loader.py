@@ -14,18 +14,26 @@ from typing import Any
 
 import torch
 from loguru import logger
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from pipeline.data.batch import EmptySlice
-from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
+from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_bounds, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
-from pipeline.distributed.world import current_world
+from pipeline.distributed.world import SINGLE, World, current_world
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
-KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"rank", "size"}
+KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
 
 
 def make_loader(
@@ -59,7 +67,7 @@ def make_loader(
         ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.
         DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
-    for name in keywords.keys() - KEYWORDS:
+    for name in keywords.keys() - KEYWORDS - {"rank", "size"}:
         raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
     if whole_batches:
         asks = batch_size is not None or keywords.get("batch_sampler") is not None
@@ -113,7 +121,7 @@ class EpochSampler(Sampler[int]):
         self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
         drawn = seed is None and shuffle
         # All ranks share one order.
-        self.seed = current_world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
+        self.seed = _world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next, from 0."""
@@ -129,6 +137,11 @@ class EpochSampler(Sampler[int]):
             return iter(range(len(self)))
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         return iter(torch.randperm(len(self), generator=generator).tolist())
+
+
+def _world() -> World:
+    """The processes that share the samples; what a worker loads is its own affair."""
+    return SINGLE if get_worker_info() else current_world()
 
 
 class SeededLoader(DataLoader[Any]):
@@ -181,7 +194,7 @@ class SeededLoader(DataLoader[Any]):
         size: int | None = None,
         **keywords: Any,
     ) -> None:
-        world = current_world()
+        world = _world()
         self.rank, self.size = world.rank if rank is None else rank, world.size if size is None else size
         self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
@@ -193,6 +206,8 @@ class SeededLoader(DataLoader[Any]):
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
         self._to_come: repeat[bool] | None = None
+        # How many batches the last pass gave that is over.
+        self._given = sys.maxsize
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None
@@ -219,15 +234,14 @@ class SeededLoader(DataLoader[Any]):
             raise ConfigError(f"{what} and batch_size: {batch_size} contradict each other; keep one of the two")
         if whole < self.size:
             raise ConfigError(f"{what} is less than one for each of {self.size} ranks; raise it, or start fewer")
-        return len(slice_of(whole, self.rank, self.size)) if self.streams else whole
+        return len(range(*slice_bounds(whole, self.rank, self.size))) if self.streams else whole
 
     def _refuse_own_shares(self) -> None:
         """Raise where the ranks would not agree on the order that they share."""
         for sampler in _samplers(self):
-            # What is built in has no signature.
-            with suppress(TypeError, ValueError):
-                if {"rank", "num_replicas"} & inspect.signature(type(sampler)).parameters.keys():
-                    what = f"{type(sampler).__name__} asks for rank or num_replicas, to share the samples out itself"
+            with suppress(TypeError, ValueError):  # what is built in has no signature
+                for name in sorted({"rank", "num_replicas"} & inspect.signature(type(sampler)).parameters.keys()):
+                    what = f"{type(sampler).__name__} asks for '{name}', to share the samples out itself"
                     remedy = "name one that gives the order of all: its batches are cut into a slice for each rank"
                     raise ConfigError(f"{self.where}: {what}; {remedy}")
         chance = random_sampler_of(self)
@@ -245,6 +259,7 @@ class SeededLoader(DataLoader[Any]):
         """
         if epoch != self.epoch:
             self._to_come = self._start = None
+            self._seen = 0
         self.epoch = epoch
         _set_epoch_of_parts(self, epoch)
 
@@ -262,11 +277,13 @@ class SeededLoader(DataLoader[Any]):
         state = {"epoch": self.epoch, "taken": done, **ranks}
         if not self.streams:
             requests = self._fetching[2] if self._fetching and done else None
-            if self._seen and self._to_come and done == self._skip:
+            if self._seen and done == self._skip:
                 state["samples"] = self._seen
             return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
         position = self._position or StreamPosition()
-        return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
+        # Other ranks may have given more.
+        place = position.after(min(done, self._given))
+        return {**state, "shares": self.shards, "batch_size": self.batch_size, **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where ``state_dict`` says.
@@ -285,30 +302,30 @@ class SeededLoader(DataLoader[Any]):
             self.set_epoch(state["epoch"])
         self._to_come = self._start = None
         if state["taken"] or state.get("samples"):
+            ranks = state.get("ranks", 1)
             now = {"num_workers": self.shards, "batch_size": self.batch_size} if self.streams else self.order()
-            before, ranks = state.get("order", now), state.get("ranks", 1)
+            before = state.get("order", now)
             if self.streams:
                 # In a stream without a state, the batches are counted to find the place.
                 counted = self.batch_size if state["states"] else state["batch_size"]
-                before = {"num_workers": state["shares"], "batch_size": counted, "ranks": ranks}
+                before = {"ranks": ranks, "num_workers": state["shares"], "batch_size": counted}
                 now["ranks"] = self.size
             elif ranks != self.size:
-                state, before = self._on_these_ranks(state, ranks), {**before, "batch_size": self.batch_size}
+                before = {**before, "batch_size": now["batch_size"]}
             if changes := changed_order(before, now, self.where):
                 raise DataError(changes)
-            self._start = {**state}
+            self._start = {**state} if self.streams or ranks == self.size else self._on_other_ranks(state)
 
-    def _on_these_ranks(self, state: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
-        """The state of so many other ranks as one of these: after the same samples."""
-        (taken, samples), before = self.place(state), state["order"].get("batch_size") or ranks
-        state = {**state, "taken": taken, "samples": samples, "ranks": self.size, "order": self.order()}
-        if self._takes in (None, before):
-            return state
-        if not self.rank:
-            what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {self._takes}"
+    def _on_other_ranks(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of other ranks as one of these: after the same samples."""
+        taken, samples, ranks = *self.place(state), state.get("ranks", 1)
+        before, now = state["order"].get("batch_size") or ranks, self.batch_size or self.size
+        hashed = state.get("hash") if before == now or self._takes is None else None
+        if before != now and self._takes and not self.rank:
+            what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {now}"
             remedy = "the epoch goes on after the same samples; set global_batch_size to train on the same batches"
             logger.warning(f"{what}: {remedy}")
-        return {**state, "hash": None}
+        return {**state, "taken": taken, "samples": samples, "ranks": self.size, "order": self.order(), "hash": hashed}
 
     @property
     def _takes(self) -> int | None:
@@ -320,7 +337,7 @@ class SeededLoader(DataLoader[Any]):
 
         Else that is 0.
         """
-        takes, taken, order = self._takes, state["taken"], state.get("order")  # a stream has none
+        takes, taken, order = self._takes, state["taken"], state.get("order")
         if not takes or not order:
             return taken, 0
         count = length(self.sampler)
@@ -352,7 +369,8 @@ class SeededLoader(DataLoader[Any]):
         may_have_state = self._tracks and (has_state(self.dataset) or (shares > 1 and has_shard(self.dataset)))
         if self.streams and start and not (start.get("states") and may_have_state):
             return iter(FastForward(self, start["taken"]))
-        self._skip, self._seen = (start["taken"], start.get("samples", 0)) if start else (0, 0)
+        self._skip, self._seen = start["taken"] if start else 0, start.get("samples", 0) if start else 0
+        self._given = sys.maxsize
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
@@ -378,6 +396,7 @@ class SeededLoader(DataLoader[Any]):
     def _end(self, to_come: repeat[bool]) -> Iterator[Any]:
         if self._to_come is to_come:
             self._to_come = None
+            self._given = self._skip + sys.maxsize - length_hint(to_come)
         yield from ()
 
     def _make_fetching(self) -> tuple[SeededLoader, Progress | None, BatchRequests | None]:
@@ -399,8 +418,8 @@ class SeededLoader(DataLoader[Any]):
         if not batched and self.size > 1:
             # Each rank takes one of so many.
             indices = BatchSampler(self.sampler, self.size, drop_last=False)
-        requests = BatchRequests(indices, self.where, history, hashed, seed)
-        requests.rank, requests.size, requests.single = self.rank, self.size, not batched
+        ranks = self.rank, self.size, not batched
+        requests = BatchRequests(indices, self.where, history, hashed, seed, *ranks)
         dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return self.with_parts(**parts, collate_fn=uncollated), progress, requests
@@ -434,12 +453,13 @@ class SeededLoader(DataLoader[Any]):
         if shares > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
         samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
-        counts = []
+        most = 0
         for rank in range(self.size):
-            size = len(slice_of(self.global_batch_size or 0, rank, self.size)) or self.batch_size or 1
-            up, first = 0 if self.drop_last else size - 1, rank * workers
-            counts.append(sum((len(samples[first + worker :: shares]) + up) // size for worker in range(workers)))
-        return max(counts)
+            whole = self.global_batch_size
+            size = len(range(*slice_bounds(whole, rank, self.size))) if whole else self.batch_size or 1
+            up, own = 0 if self.drop_last else size - 1, range(rank * workers, (rank + 1) * workers)
+            most = max(most, sum((len(samples[number::shares]) + up) // size for number in own))
+        return most
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -591,7 +611,8 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
 def batches_done(loader: Any, done: int, position: Mapping[str, Any] | None) -> int:
     """How many batches of a loader are done: so many, unless other ranks, with other batches, were at the position."""
     loader = _whole(loader)
-    return loader.place(position)[0] if isinstance(loader, SeededLoader) and position else done
+    is_ours = isinstance(loader, SeededLoader) and not loader.streams
+    return loader.place(position)[0] if is_ours and position else done
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:

@@ -195,7 +195,7 @@ class Strategy:
             numbers, self._numbers.grad = self._numbers.grad, None
             self._more = numbers[2]
         else:
-            numbers = self._sum(window)
+            numbers = self.sum_up(window)
         self._reduced, window.weighted = False, True
         if numbers.is_cpu:
             window.samples, bad, _ = numbers.tolist()
@@ -206,7 +206,7 @@ class Strategy:
             if window.guarded:
                 window.guard.loss = (numbers[1] > 0).float()
 
-    def _sum(self, window: Window) -> Tensor:
+    def sum_up(self, window: Window) -> Tensor:
         """Sum up gradients and numbers of a window over the ranks, in one piece; where no rank has a gradient, there is none."""
         self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
         parameters = window.parameters

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, cast
@@ -23,10 +25,14 @@ from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
-from pipeline.data.batch import count_samples, to_device
-from pipeline.data.loader import length, position_of, remaining_batches, set_epoch
+from pipeline.data.batch import EmptySlice, count_samples, to_device
+from pipeline.data.loader import SeededLoader, length, position_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
+from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
+from pipeline.distributed.gradients import GradientAverage
+from pipeline.distributed.strategy import broadcast_weights, require_equal_weights
+from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.log import StandardLogger
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
@@ -35,8 +41,9 @@ from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
-from pipeline.training.phase import limited
+from pipeline.training.phase import draw_own_numbers, limited
 from pipeline.training.triggers import Schedule
 from pipeline.user_code import plugins
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -150,6 +157,8 @@ class ExperimentBase(RunnerBase):
     checkpointer: Checkpointer
     visualizer: Visualizer
     logger: StandardLogger
+    _average: GradientAverage | None
+    _agreement: Agreement | None
 
     def __init__(self, config: Any, args: Any) -> None:
         self.config = experiment_config.attribute_view(config, "config")
@@ -164,6 +173,8 @@ class ExperimentBase(RunnerBase):
         self._in_epoch = self._interrupted = self._loaded = False
         self._ended, self._validated = 0, -1
         self._newest: Path | None = None
+        # What several ranks have.
+        self._world, self._average, self._agreement = SINGLE, None, None
 
     @classmethod
     def from_context(cls, context: Context, **args: Any) -> Self:
@@ -195,6 +206,7 @@ class ExperimentBase(RunnerBase):
         self.setup_device()
         if self.parallel:
             self.init_parallel()
+        self._world = current_world()
         self.setup_output_dir()
         self.dump_config()
         self.setup_visualizer()
@@ -204,29 +216,39 @@ class ExperimentBase(RunnerBase):
         self._count_iterations()
         self.setup_model()
         self._offer_model()
+        if self._world.size > 1:
+            self._share_work()
         on_error = "error" if self.alone else self.context["runner"].on_save_error
         self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
         self.iteration = self.epoch = 0
 
     @property
     def parallel(self) -> bool:
-        """Whether several processes are to train."""
-        return int(experiment_config.setting(self.args, "args.nprocs")) > 1
+        """Whether several processes train, or are to."""
+        return max(int(experiment_config.setting(self.args, "args.nprocs")), launched_size()) > 1
 
     def setup_device(self) -> None:
         """``self.device``: the run's, or the one that ``args.device`` means."""
         if not self.alone:
             self.device = self.context["device"]
             return
+        own = World(local_rank=int(os.environ.get("LOCAL_RANK", "0")), size=launched_size())
         try:
-            self.device = resolve_device(experiment_config.setting(self.args, "args.device"))
+            self.device = resolve_device(experiment_config.setting(self.args, "args.device"), own)
         except ConfigError as error:
             raise ConfigError(f"args.device: {error}") from error
 
     def init_parallel(self) -> None:
-        """Join the other processes."""
-        several = f"args.nprocs: is {self.args.nprocs}, and several processes are not yet possible"
-        raise ConfigError(f"{several}; set it to 1, or define init_parallel")
+        """Join the other processes, which a launcher has started; ``close`` leaves them."""
+        size, nprocs = launched_size(), self.args.nprocs
+        if size != int(nprocs):
+            what = (
+                f"is {nprocs}, and a launcher has started {size} of them"
+                if size > 1
+                else f"is {nprocs}, and there is one"
+            )
+            raise ConfigError(f"args.nprocs: {what}; start the script with torchrun --nproc-per-node {nprocs}")
+        self._resources.enter_context(joined())
 
     def setup_output_dir(self) -> None:
         """``self.output_dir``: ``args.output``, made where it is not there; the runner's folder in a run directory."""
@@ -235,23 +257,24 @@ class ExperimentBase(RunnerBase):
             self.output_dir.mkdir(parents=True, exist_ok=True)
 
     def dump_config(self) -> None:
-        """``config.yaml`` in the output folder; a run directory has it already."""
-        if self.alone:
+        """``config.yaml`` in the output folder, by rank 0; a run directory has it already."""
+        if self.alone and self._world.is_main:
             text = yaml_tree.dump(experiment_config.plain(self.config))
             (self.output_dir / "config.yaml").write_text(text, encoding="utf-8")
 
     def setup_visualizer(self) -> None:
-        """``self.visualizer``: writes ``metrics.jsonl``; as a stage, calls the plugins."""
+        """``self.visualizer``: writes ``metrics.jsonl``, on rank 0 what that rank reports; as a stage, calls the plugins."""
         self.visualizer = self._numbers
-        if self.alone:
+        if self.alone and self._world.is_main:
             self.visualizer = lines = JsonLines(self.output_dir / "metrics.jsonl")
             self._resources.callback(lines.close)
 
     def setup_logger(self) -> None:
-        """``self.logger``: loguru's, to which ``%d`` is as good as ``{}``; by hand it writes ``worker_0.log`` too."""
+        """``self.logger``: loguru's, to which ``%d`` is as good as ``{}``; by hand it writes ``worker_<rank>.log`` too."""
         self.logger = StandardLogger()
         if self.alone:
-            sink = logger.add(self.output_dir / "worker_0.log", level="DEBUG", diagnose=False, encoding="utf-8")
+            file = self.output_dir / f"worker_{self._world.rank}.log"
+            sink = logger.add(file, level="DEBUG", diagnose=False, encoding="utf-8")
             self._resources.callback(logger.remove, sink)
 
     def setup_checkpointer(self) -> None:
@@ -260,8 +283,9 @@ class ExperimentBase(RunnerBase):
         self.checkpointer = Checkpointer(folder) if self.alone else cast("Checkpointer", self.context["checkpointer"])
 
     def close(self) -> None:
-        """Close the files that setup() has opened."""
-        self._resources.close()
+        """Close the files that setup() has opened, and leave the other processes."""
+        # In a `finally`, with the error that is on its way.
+        self._resources.__exit__(*sys.exc_info())
 
     def _count_iterations(self) -> None:
         """As a stage, limit the loader as the runner says; ``config.training.max_iteration`` may depend on it."""
@@ -283,6 +307,24 @@ class ExperimentBase(RunnerBase):
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
         self.checkpointer._begin(self.context["model"])
+
+    def _share_work(self) -> None:
+        """Have all ranks train one model: from the same weights, with gradients that are means over all of them.
+
+        Not by DDP, which averages only where the model itself is called: here any of its methods may be.
+        """
+        if isinstance(valid := getattr(self, "valid_loader", None), SeededLoader):
+            # All of it is rank 0's.
+            valid.rank, valid.size = 0, 1
+        schedulers = [
+            part for part in (*self._optimizer().values(), *self._parts().values()) if isinstance(part, OptimScheduler)
+        ]
+        modules = self._modules().values()
+        for module in modules:
+            broadcast_weights(module)
+        draw_own_numbers(None if self.alone else self.context["runner"].seed)
+        self._average = GradientAverage(self._world, modules, schedulers)
+        self._agreement = Agreement(self._world, self.context)
 
     def _optimizer(self) -> dict[str, Any]:
         """``self.optimizer``, if it has a state."""
@@ -306,7 +348,7 @@ class ExperimentBase(RunnerBase):
 
     @abstractmethod
     def valid(self) -> None:
-        """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode."""
+        """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode; on rank 0."""
 
     def run(self, context: Context | None = None) -> None:
         """Train, after ``setup()``; as a stage, with the context of the run."""
@@ -321,7 +363,8 @@ class ExperimentBase(RunnerBase):
             elif not self._loaded:
                 self.resume_or_load()
             self.context.wake = self._wake
-            with SHUTDOWN.defer(self._wake), supervise_workers(), suppress(ExitError):
+            ruling = self._agreement.ruling() if self._agreement else nullcontext()
+            with SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
                 self.train()
                 self._end_epoch()
                 self.save()
@@ -353,8 +396,14 @@ class ExperimentBase(RunnerBase):
             if self._batches.over():
                 nothing = f"train_loader: gave no batch in epoch {self.epoch}"
                 raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
-        batch = self._batches.take()
-        self.train_state["samples"] += count_samples(batch)
+        batch, samples = self._batches.take(), None
+        if type(batch) is EmptySlice:
+            batch, samples = batch.batch, 0
+        samples = count_samples(batch) if samples is None else samples
+        self.train_state["samples"] += samples
+        if self._average:
+            self._average.weigh(samples)
+            self._numbers.weigh(samples)
         self._batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
         if self._before_batch:
             self._before_batch(context=self.context, phase=PHASE, batch=self._batch)
@@ -383,6 +432,9 @@ class ExperimentBase(RunnerBase):
             ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
         """
         self._refuse_overwriting(self.iteration)
+        if self._average:
+            self._numbers.gather()
+            require_equal_weights(self._modules(), self._world)
         self.context["hooks"].before_checkpoint_saved(context=self.context)
         self.context.requests.discard(CHECKPOINT)
         metrics = self.context.peek("metrics") or {}
@@ -487,7 +539,7 @@ class ExperimentBase(RunnerBase):
         """Be ready for the first batch."""
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
-        if not self.alone:
+        if not self.alone and self._world.is_main:
             self._schedule.limit_time(self.context, self.checkpointer._resumed)
         self._ended = 0
         if self.alone and self.iteration >= self._schedule.max_steps:
@@ -530,13 +582,18 @@ class ExperimentBase(RunnerBase):
             self._ended = self.epoch
         if self.alone and self._in_config() != self._planned:
             self._plan()
+        if self._average and self.iteration % MOST == 0:
+            self._numbers.gather()
         if not self._ended and self.iteration < self._due:
             return
         self._checkpoints.notify_saved()
         self._refuse_epochs_without_end()
         ended, self._ended = self._ended, 0
         schedule = self._schedule
-        printing, validating, saving, _ = schedule.due(self.train_state)
+        due: Sequence[bool] = schedule.due(self.train_state)
+        if self._agreement:
+            due = self._agreement.look(self.iteration, *due)
+        printing, validating, saving, _ = due
         if printing:
             self._numbers.print()
         requests = self.context.requests
@@ -547,7 +604,9 @@ class ExperimentBase(RunnerBase):
             self._end_epoch()
         if saving or CHECKPOINT in requests or (ended and schedule.saving.fires_after(ended)):
             self.save()
-        self._due = 0 if requests else schedule.next_check(self.train_state)
+        self._due = 0 if requests else schedule.next_check(self.train_state, timed=not self._agreement)
+        if self._agreement:
+            self._due = min(self._due, self._agreement.next)
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:
@@ -556,8 +615,9 @@ class ExperimentBase(RunnerBase):
         if self._validated == self.iteration or not (due or at_end):
             return
         random = random_state()
-        with self._numbers.validating(), in_evaluation_mode(self.model):
-            self.valid()
+        with self._numbers.validating(), in_evaluation_mode(self.model), self._world.alone():
+            if self._world.is_main:
+                self.valid()
         self._validated = self.iteration
         if not due:
             # A training that goes on with a higher limit draws what it would have drawn.

@@ -7,6 +7,7 @@ import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TextIO
@@ -18,9 +19,10 @@ from pipeline.checkpoint.storage import finite
 from pipeline.config.schema import TRAINING_KEYS, Interval, parse_intervals
 from pipeline.context import Context, RunnerSettings
 from pipeline.data.loader import length
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.evaluation import extend_metrics
-from pipeline.training.meters import Meters
+from pipeline.training.meters import Meter, Meters, mean_of_slices
 from pipeline.training.triggers import NEVER
 
 # The name under which an experiment's model and numbers stand where others have phases.
@@ -90,6 +92,7 @@ class PluginNumbers:
         self.validation: Meters | None = None
         self.validations: dict[str, float] = {}
         self.iterations: dict[str, int] = {}
+        self._weight, self._samples = 1, 0
         self._misnumbered: set[str] = set()
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
@@ -99,7 +102,31 @@ class PluginNumbers:
         if step not in (iteration, iteration + 1) and name not in self._misnumbered:
             self._misnumbered.add(name)
             logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
-        (self.training if self.validation is None else self.validation).log(name, value, 1)
+        if self.validation is None:
+            self.training.log(name, value, self._weight)
+        else:
+            self.validation.log(name, value, 1)
+
+    def weigh(self, samples: int) -> None:
+        """The next numbers are means over so many samples of this rank, one of several."""
+        self._weight = samples
+        self._samples += samples
+
+    def gather(self) -> None:
+        """Make numbers and counted samples those of all ranks, if there are several; all of them call it.
+
+        What the ranks report of a batch becomes one number, the mean over its samples.
+        """
+        world, counters = current_world(), self.context["train_state"]
+        if world.size == 1:
+            return
+        meters = self.training if self.validation is None else self.validation
+        own, self._samples = self._samples, 0
+        ranks = world.all_gather(({name: meter.taken() for name, meter in meters.items()}, own))
+        counters["samples"] += sum(samples for _, samples in ranks) - own
+        for name in dict.fromkeys(name for numbers, _ in ranks for name in numbers):
+            batches = zip_longest(*(numbers.get(name, ()) for numbers, _ in ranks), fillvalue=(0.0, 0))
+            meters.setdefault(name, Meter()).count((mean_of_slices(slices)[0], 1) for slices in batches)
 
     def begin_epoch(self) -> None:
         """Reset for a new epoch."""
@@ -108,6 +135,7 @@ class PluginNumbers:
 
     def print(self) -> None:
         """Report the training numbers since the last call; on a GPU this waits for the work so far."""
+        self.gather()
         numbers = self.training.recent()
         extend_metrics(self.context, PHASE, numbers)
         self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
@@ -119,6 +147,7 @@ class PluginNumbers:
         hooks.before_validation(context=self.context, phase=PHASE)
         try:
             yield
+            self.gather()
             numbers = self.validation.means()
             extend_metrics(self.context, PHASE, numbers)
         finally:
@@ -130,6 +159,7 @@ class PluginNumbers:
 
     def end_epoch(self) -> None:
         """Put the training numbers of the epoch before those of its validations."""
+        self.gather()
         numbers, iteration = self.training.means(), self.context["train_state"]["iteration"]
         extend_metrics(self.context, PHASE, numbers)
         self.context["hooks"].after_pass(context=self.context, phase=PHASE, metrics=numbers)

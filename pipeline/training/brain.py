@@ -189,6 +189,7 @@ class Brain:
         with joined(), self._checkpoints_in(self._debug_folder):
             train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
+            self._strategy = None
             self.on_fit_start()
             class_path.load(class_path.parse(FIT))(self, train, valid, progressbar).run(epoch_counter)
 

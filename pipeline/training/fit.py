@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from loguru import logger
@@ -26,7 +26,7 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import evaluate
-from pipeline.training.phase import warn_of_drawn_order
+from pipeline.training.phase import begin_on_ranks, warn_of_drawn_order
 from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import Updater, is_plain
@@ -48,8 +48,9 @@ def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | No
     """
     columns = *Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}")
     shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
-    disable = not (shown and current_world().is_main)
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disable) as bar:
+    world = current_world()
+    console = Console(stderr=True, quiet=not world.is_main)
+    with Progress(*columns, console=console, transient=True, disable=not world.broadcast(shown)) as bar:
         bar.add_task(title, total=batches, loss="")
         yield bar
 
@@ -98,6 +99,7 @@ class Fit(PassLoop):
         self.running: EntryState | None = None
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
+        begin_on_ranks(brain, None)
         self.restore()
         own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
         self.schedule = Schedule(self.counters, saving=own)
@@ -125,12 +127,17 @@ class Fit(PassLoop):
                     what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
                     logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
                 return
-            moved = store.quarantine(checkpoint.path)
-            message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
-            logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
+            if current_world().is_main:
+                moved = store.quarantine(checkpoint.path)
+                message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
+                logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
+        with self.agreement.ruling() if self.agreement else nullcontext():
+            self._run(epoch_counter)
+
+    def _run(self, epoch_counter: Iterable[int]) -> None:
         done, epochs_before = Counter(self.epochs), len(self.epochs)
         for epoch in map(int, () if self._over() else epoch_counter):
             if done[epoch]:
@@ -182,9 +189,13 @@ class Fit(PassLoop):
         """Show progress, save or end, whatever is due; whether training goes on."""
         batches, bar = self.brain._batches_taken, self.bar
         if not bar.disable and batches % EVERY == 0:
+            if self.agreement:
+                self.brain._count_together()
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
-        over = self._over()
-        if self.schedule.saving.fires(self.counters) and not (over or training.order_is_drawn):
+        over, saving = self._over(), self.schedule.saving.fires(self.counters)
+        if self.agreement:
+            over, saving = self.agreement.look(self.counters["iteration"], over, saving)
+        if saving and not (over or training.order_is_drawn):
             self.brain._check_divergence()
             self.save(training.entry_state())
         self.look_ahead()

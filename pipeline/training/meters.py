@@ -161,14 +161,14 @@ def count_together(loss: Meter, logged: Meters, samples: int, world: World) -> i
     """
     own = loss.taken(), {name: meter.taken() for name, meter in logged.items()}, samples
     ranks = world.all_gather(own)
-    loss.count(map(_whole, zip_longest(*(losses for losses, _, _ in ranks), fillvalue=(0.0, 0))))
+    loss.count(map(mean_of_slices, zip_longest(*(losses for losses, _, _ in ranks), fillvalue=(0.0, 0))))
     for _, numbers, _ in ranks:
         for name, each in numbers.items():
             logged.setdefault(name, Meter()).count(each)
     return sum(count for _, _, count in ranks)
 
 
-def _whole(slices: tuple[tuple[float, int], ...]) -> tuple[float, int]:
+def mean_of_slices(slices: tuple[tuple[float, int], ...]) -> tuple[float, int]:
     """The loss of a batch, of those of its slices."""
     samples = sum(own for _, own in slices)
     return (sum(value * own for value, own in slices if own) / samples if samples else 0.0), samples

@@ -150,8 +150,13 @@ def begin_on_ranks(brain: Brain, seed: int | None, *, sync_batchnorm: bool = Fal
         broadcast_weights(brain.modules)
         if brain._strategy:
             brain._strategy.sync_batchnorm = sync_batchnorm
-    if world.rank:
-        own = mix(torch.initial_seed() if seed is None else seed, world.rank)
+    draw_own_numbers(seed)
+
+
+def draw_own_numbers(seed: int | None) -> None:
+    """Have each rank but the first draw numbers of its own; ``seed``: what rank 0 was seeded with, None: nothing."""
+    if rank := current_world().rank:
+        own = mix(torch.initial_seed() if seed is None else seed, rank)
         torch.manual_seed(own)
         seed_generators(own)
 

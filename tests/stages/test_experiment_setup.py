@@ -151,8 +151,8 @@ def test_as_a_stage_it_keeps_what_the_network_stage_has_built() -> None:
     assert {"line.safetensors", "experiment.safetensors"} <= {path.name for path in newest.iterdir()}
 
 
-def test_several_processes_are_not_yet_possible() -> None:
-    message = "args.nprocs: is 2, and several processes are not yet possible; set it to 1, or define init_parallel"
+def test_several_processes_are_started_by_a_launcher() -> None:
+    message = "args.nprocs: is 2, and there is one; start the script with torchrun --nproc-per-node 2"
     with pytest.raises(ConfigError, match=message):
         Line({"training": {}}, args(nprocs=2)).setup()
 
