@@ -77,7 +77,9 @@ class EarlyStopping:
             what = f"early_stopping watches '{self.metric}', and no phase of {context['runner_name']} is validated"
             raise ConfigError(f"{what}; add valid_dataset_name to one")
         number = self.metric.rpartition(".")[2]
-        if number.startswith("valid_") and all(isinstance(names, list) and len(names) > 1 for names in datasets):
+        # A dataset may be named valid_data.
+        several = "/" not in number and all(isinstance(names, list) and len(names) > 1 for names in datasets)
+        if several and number.startswith("valid_"):
             instead = f"{datasets[0][0]}/{number.removeprefix('valid_')}"
             what = f"early_stopping watches '{self.metric}', and validations of several datasets have their names"
             raise ConfigError(f"{what}; write metric: {instead}, for example")

@@ -39,7 +39,7 @@ def check_dataset(dataset: Setting) -> None:
         _check_kind(dataset, definition)
     for key in _ORDER_KEYS:
         _check_sampler(dataset, key)
-    if dataset["global_batch_size"].value and dataset["batch_size"].value != 1:
+    if dataset["global_batch_size"].value and dataset["batch_size"].is_written:
         dataset["global_batch_size"].fault(
             "is set, and batch_size too, of each process; keep one of the two", of_key=True
         )

@@ -165,6 +165,9 @@ def main() -> NoReturn:
     # torch says so on import wherever numpy is not installed; we don't need it. Nor do workers that are spawned.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy")
+    if "WORLD_SIZE" in os.environ:
+        # c10d warns of each wait in its store that has a limit.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # What is being imported is no garbage.
     gc.disable()
     _use_streams()

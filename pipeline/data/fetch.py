@@ -188,11 +188,11 @@ class BatchRequest(NamedTuple):
         return f"{format_indices(self.indices)} (from place {self.position} of epoch {self.epoch} on)"
 
 
-def slice_bounds(count: int, rank: int, size: int) -> tuple[int, int]:
-    """Begin and end of the slice of a rank, as ``torch.tensor_split`` cuts so many samples into ``size`` of them."""
+def slice_of(count: int, rank: int, size: int) -> range:
+    """The places of a rank among so many samples, as ``torch.tensor_split`` cuts them into ``size`` slices."""
     shortest, longer = divmod(count, size)
     begin = rank * shortest + min(rank, longer)
-    return begin, begin + shortest + (rank < longer)
+    return range(begin, begin + shortest + (rank < longer))
 
 
 class BatchRequests:
@@ -207,11 +207,10 @@ class BatchRequests:
         history: how many of the last are kept, to tell which of them a worker had: all that may not be answered yet.
         hashed: whether the indices that are taken are hashed; else a description of the order says enough.
         seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
-        rank: which slice of each batch is asked for.
-        size: into how many slices it is cut.
-        single: whether a slice is one sample, which is asked for by its index alone.
 
     Attributes:
+        rank, size: which slice of each batch is asked for, and into how many it is cut.
+        single: whether a slice is one sample, which is asked for by its index alone.
         epoch: of the next pass, from 0.
         skip: how many of its first are left out.
         seen: how many samples are left out, in these and at the beginning of the next; 0: those of ``skip`` alone.
@@ -219,19 +218,10 @@ class BatchRequests:
         last: the last ones.
     """
 
-    def __init__(
-        self,
-        indices: Any,
-        where: str,
-        history: int,
-        hashed: bool,
-        seed: int | None,
-        rank: int = 0,
-        size: int = 1,
-        single: bool = False,
-    ) -> None:
+    rank, size, single = 0, 1, False
+
+    def __init__(self, indices: Any, where: str, history: int, hashed: bool, seed: int | None) -> None:
         self.indices, self.where, self.seed, self.epoch, self.skip, self.seen = indices, where, seed, 0, 0, 0
-        self.rank, self.size, self.single = rank, size, single
         self.expected: str | None = None
         self.last: deque[BatchRequest] = deque(maxlen=history)
         # How many were taken, and the hash of them: after each that may have been asked for and not given, and two more.
@@ -268,10 +258,10 @@ class BatchRequests:
         """The request for this rank's slice of a batch, of which some samples may have been taken before."""
         indices = indices if hasattr(indices, "__getitem__") else list(indices)
         seen = max(0, self.seen - position)
-        begin, end = slice_bounds(len(indices) - seen, self.rank, self.size)
-        first, last = (seen + begin, seen + end) if begin < end else (seen, seen + 1)
-        own = indices[first] if self.single else indices[first:last]
-        return BatchRequest(epoch, position + first, own, begin == end)
+        own = slice_of(len(indices) - seen, self.rank, self.size)
+        first = seen + own.start if own else seen
+        asked = indices[first] if self.single else indices[first : first + (len(own) or 1)]
+        return BatchRequest(epoch, position + first, asked, not own)
 
     def _drawn(self, epoch: int) -> Any:
         if self.seed is None:

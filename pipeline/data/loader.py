@@ -14,26 +14,18 @@ from typing import Any
 
 import torch
 from loguru import logger
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Sampler,
-    SequentialSampler,
-    get_worker_info,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
 from pipeline.data.batch import EmptySlice
-from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_bounds, uncollated
+from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
-from pipeline.distributed.world import SINGLE, World, current_world
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
-KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
+KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"rank", "size"}
 
 
 def make_loader(
@@ -67,7 +59,7 @@ def make_loader(
         ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.
         DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
-    for name in keywords.keys() - KEYWORDS - {"rank", "size"}:
+    for name in keywords.keys() - KEYWORDS:
         raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
     if whole_batches:
         asks = batch_size is not None or keywords.get("batch_sampler") is not None
@@ -121,7 +113,7 @@ class EpochSampler(Sampler[int]):
         self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
         drawn = seed is None and shuffle
         # All ranks share one order.
-        self.seed = _world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
+        self.seed = current_world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next, from 0."""
@@ -137,11 +129,6 @@ class EpochSampler(Sampler[int]):
             return iter(range(len(self)))
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
         return iter(torch.randperm(len(self), generator=generator).tolist())
-
-
-def _world() -> World:
-    """The processes that share the samples; what a worker loads is its own affair."""
-    return SINGLE if get_worker_info() else current_world()
 
 
 class SeededLoader(DataLoader[Any]):
@@ -194,7 +181,7 @@ class SeededLoader(DataLoader[Any]):
         size: int | None = None,
         **keywords: Any,
     ) -> None:
-        world = _world()
+        world = current_world()
         self.rank, self.size = world.rank if rank is None else rank, world.size if size is None else size
         self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
@@ -206,8 +193,6 @@ class SeededLoader(DataLoader[Any]):
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
         self._to_come: repeat[bool] | None = None
-        # How many batches the last pass gave that is over.
-        self._given = sys.maxsize
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None
@@ -234,14 +219,15 @@ class SeededLoader(DataLoader[Any]):
             raise ConfigError(f"{what} and batch_size: {batch_size} contradict each other; keep one of the two")
         if whole < self.size:
             raise ConfigError(f"{what} is less than one for each of {self.size} ranks; raise it, or start fewer")
-        return len(range(*slice_bounds(whole, self.rank, self.size))) if self.streams else whole
+        return len(slice_of(whole, self.rank, self.size)) if self.streams else whole
 
     def _refuse_own_shares(self) -> None:
         """Raise where the ranks would not agree on the order that they share."""
         for sampler in _samplers(self):
-            with suppress(TypeError, ValueError):  # what is built in has no signature
-                for name in sorted({"rank", "num_replicas"} & inspect.signature(type(sampler)).parameters.keys()):
-                    what = f"{type(sampler).__name__} asks for '{name}', to share the samples out itself"
+            # What is built in has no signature.
+            with suppress(TypeError, ValueError):
+                if {"rank", "num_replicas"} & inspect.signature(type(sampler)).parameters.keys():
+                    what = f"{type(sampler).__name__} asks for rank or num_replicas, to share the samples out itself"
                     remedy = "name one that gives the order of all: its batches are cut into a slice for each rank"
                     raise ConfigError(f"{self.where}: {what}; {remedy}")
         chance = random_sampler_of(self)
@@ -259,7 +245,6 @@ class SeededLoader(DataLoader[Any]):
         """
         if epoch != self.epoch:
             self._to_come = self._start = None
-            self._seen = 0
         self.epoch = epoch
         _set_epoch_of_parts(self, epoch)
 
@@ -277,13 +262,11 @@ class SeededLoader(DataLoader[Any]):
         state = {"epoch": self.epoch, "taken": done, **ranks}
         if not self.streams:
             requests = self._fetching[2] if self._fetching and done else None
-            if self._seen and done == self._skip:
+            if self._seen and self._to_come and done == self._skip:
                 state["samples"] = self._seen
             return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
         position = self._position or StreamPosition()
-        # Other ranks may have given more.
-        place = position.after(min(done, self._given))
-        return {**state, "shares": self.shards, "batch_size": self.batch_size, **place}
+        return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where ``state_dict`` says.
@@ -302,30 +285,30 @@ class SeededLoader(DataLoader[Any]):
             self.set_epoch(state["epoch"])
         self._to_come = self._start = None
         if state["taken"] or state.get("samples"):
-            ranks = state.get("ranks", 1)
             now = {"num_workers": self.shards, "batch_size": self.batch_size} if self.streams else self.order()
-            before = state.get("order", now)
+            before, ranks = state.get("order", now), state.get("ranks", 1)
             if self.streams:
                 # In a stream without a state, the batches are counted to find the place.
                 counted = self.batch_size if state["states"] else state["batch_size"]
-                before = {"ranks": ranks, "num_workers": state["shares"], "batch_size": counted}
+                before = {"num_workers": state["shares"], "batch_size": counted, "ranks": ranks}
                 now["ranks"] = self.size
             elif ranks != self.size:
-                before = {**before, "batch_size": now["batch_size"]}
+                state, before = self._on_these_ranks(state, ranks), {**before, "batch_size": self.batch_size}
             if changes := changed_order(before, now, self.where):
                 raise DataError(changes)
-            self._start = {**state} if self.streams or ranks == self.size else self._on_other_ranks(state)
+            self._start = {**state}
 
-    def _on_other_ranks(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of other ranks as one of these: after the same samples."""
-        taken, samples, ranks = *self.place(state), state.get("ranks", 1)
-        before, now = state["order"].get("batch_size") or ranks, self.batch_size or self.size
-        hashed = state.get("hash") if before == now or self._takes is None else None
-        if before != now and self._takes and not self.rank:
-            what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {now}"
+    def _on_these_ranks(self, state: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
+        """The state of so many other ranks as one of these: after the same samples."""
+        (taken, samples), before = self.place(state), state["order"].get("batch_size") or ranks
+        state = {**state, "taken": taken, "samples": samples, "ranks": self.size, "order": self.order()}
+        if self._takes in (None, before):
+            return state
+        if not self.rank:
+            what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {self._takes}"
             remedy = "the epoch goes on after the same samples; set global_batch_size to train on the same batches"
             logger.warning(f"{what}: {remedy}")
-        return {**state, "taken": taken, "samples": samples, "ranks": self.size, "order": self.order(), "hash": hashed}
+        return {**state, "hash": None}
 
     @property
     def _takes(self) -> int | None:
@@ -337,7 +320,7 @@ class SeededLoader(DataLoader[Any]):
 
         Else that is 0.
         """
-        takes, taken, order = self._takes, state["taken"], state.get("order")
+        takes, taken, order = self._takes, state["taken"], state.get("order")  # a stream has none
         if not takes or not order:
             return taken, 0
         count = length(self.sampler)
@@ -369,8 +352,7 @@ class SeededLoader(DataLoader[Any]):
         may_have_state = self._tracks and (has_state(self.dataset) or (shares > 1 and has_shard(self.dataset)))
         if self.streams and start and not (start.get("states") and may_have_state):
             return iter(FastForward(self, start["taken"]))
-        self._skip, self._seen = start["taken"] if start else 0, start.get("samples", 0) if start else 0
-        self._given = sys.maxsize
+        self._skip, self._seen = (start["taken"], start.get("samples", 0)) if start else (0, 0)
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
@@ -396,7 +378,6 @@ class SeededLoader(DataLoader[Any]):
     def _end(self, to_come: repeat[bool]) -> Iterator[Any]:
         if self._to_come is to_come:
             self._to_come = None
-            self._given = self._skip + sys.maxsize - length_hint(to_come)
         yield from ()
 
     def _make_fetching(self) -> tuple[SeededLoader, Progress | None, BatchRequests | None]:
@@ -418,8 +399,8 @@ class SeededLoader(DataLoader[Any]):
         if not batched and self.size > 1:
             # Each rank takes one of so many.
             indices = BatchSampler(self.sampler, self.size, drop_last=False)
-        ranks = self.rank, self.size, not batched
-        requests = BatchRequests(indices, self.where, history, hashed, seed, *ranks)
+        requests = BatchRequests(indices, self.where, history, hashed, seed)
+        requests.rank, requests.size, requests.single = self.rank, self.size, not batched
         dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return self.with_parts(**parts, collate_fn=uncollated), progress, requests
@@ -453,13 +434,12 @@ class SeededLoader(DataLoader[Any]):
         if shares > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
         samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
-        most = 0
+        counts = []
         for rank in range(self.size):
-            whole = self.global_batch_size
-            size = len(range(*slice_bounds(whole, rank, self.size))) if whole else self.batch_size or 1
-            up, own = 0 if self.drop_last else size - 1, range(rank * workers, (rank + 1) * workers)
-            most = max(most, sum((len(samples[number::shares]) + up) // size for number in own))
-        return most
+            size = len(slice_of(self.global_batch_size or 0, rank, self.size)) or self.batch_size or 1
+            up, first = 0 if self.drop_last else size - 1, rank * workers
+            counts.append(sum((len(samples[first + worker :: shares]) + up) // size for worker in range(workers)))
+        return max(counts)
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -611,8 +591,7 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
 def batches_done(loader: Any, done: int, position: Mapping[str, Any] | None) -> int:
     """How many batches of a loader are done: so many, unless other ranks, with other batches, were at the position."""
     loader = _whole(loader)
-    is_ours = isinstance(loader, SeededLoader) and not loader.streams
-    return loader.place(position)[0] if is_ours and position else done
+    return loader.place(position)[0] if isinstance(loader, SeededLoader) and position else done
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:

@@ -26,10 +26,15 @@ def resolve_device(name: str, world: World = SINGLE) -> torch.device:
     device = torch.device("cuda" if name in {"auto", "gpu"} else name)
     if device.index is None and world.size > 1:
         device = torch.device("cuda", world.local_rank)
+    elif world.local_size > 1:
+        raise ConfigError(f"is '{name}', one GPU for {world.local_size} processes of this machine; write cuda")
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         gpus = f"{count} GPU{'' if count == 1 else 's'}"
-        raise ConfigError(f"is '{name}', and this machine has {gpus}; write cpu or auto")
+        remedy, several = "write cpu or auto", ""
+        if world.local_size > 1:
+            several, remedy = f" for {world.local_size} processes", f"start {count or 1}, or write cpu"
+        raise ConfigError(f"is '{name}', and this machine has {gpus}{several}; {remedy}")
     return device
 
 

@@ -24,7 +24,7 @@ RUN, ERROR_FILE = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"
 LATER = 60
 
 # Seconds between two looks at whether the launcher is there.
-_LOOK = 1.0
+_LOOK = 0.25
 
 
 def write_error_file(exit_code: int, why: str, *, follows: bool = False) -> None:
@@ -58,7 +58,7 @@ def leave(exit_code: int) -> NoReturn:
 
 @cache
 def watch_launcher() -> None:
-    """From now on, end this process within two seconds after torch's launcher, where that has started it."""
+    """From now on, end this process a moment after torch's launcher, where that has started it."""
     if RUN in os.environ:
         Thread(target=_watch, args=[os.getppid()], name="launcher", daemon=True).start()
 

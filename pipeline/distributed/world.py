@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.distributed.exit import watch_launcher
+from pipeline.distributed.exit import watch_launcher, write_error_file
 from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
 from pipeline.signals import StoppedError
 
@@ -331,6 +331,7 @@ class World:
                 failure = _failure(self.store.compare_set("failure", "", json.dumps(failure)))
                 for other in range(self.size):
                     self.store.set(f"wake/{other}", "")
+        write_error_file(failure.exit_code, headline, follows=failure.rank != self.rank)
         return failure
 
     def first_failure(self, store: Store | None = None) -> Failure | None:

@@ -86,6 +86,8 @@ def evaluate(
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
     loss, samples, make_readable = Mean(), 0, readable or partial(type(brain).readable, brain)
     world = world or current_world()
+    if brain._strategy and world.size > 1:
+        brain._strategy.sync_buffers()
     judges = Judges(metrics, observe, world, brain.device)
     with evaluating(brain):
         brain.on_stage_start(stage, epoch)

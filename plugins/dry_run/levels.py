@@ -332,12 +332,13 @@ def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Prob
 
 
 def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
-    """The same config for a few steps: a debug run, of which nothing is kept."""
+    """The same config for a few steps: a debug run in this one process, of which nothing is kept."""
     assert config.path, "the command line names a file"
     limits: dict[str, object] = {}
     for runner in config.runners:
         address, most = f"runner.{runner.name}", steps * (len(config.phases(runner)) or 1)
         limits |= {f"{address}.debug": "true", f"{address}.debug_persistently": "false"}
+        limits |= {f"{address}.fleet_mode": "null", f"{address}.worker_num": "null"}
         limits[f"{address}.debug_batches"] = steps
         if runner.kind == "train":
             limits |= {f"{address}.debug_epochs": steps, f"{address}.max_steps": most}
