@@ -8,15 +8,16 @@ import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
+from hashlib import blake2b
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from loguru import logger
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
-from pipeline.data.batch import EmptySlice
+from pipeline.data.batch import EmptySlice, content
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
@@ -26,6 +27,11 @@ from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
 KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"rank", "size"}
+
+# Samples that processes compare.
+FEW = 5
+
+_Loader = TypeVar("_Loader", bound=DataLoader[Any])
 
 
 def make_loader(
@@ -713,7 +719,34 @@ def first_batch(loader: Any) -> Any:
         set_states(states)
 
 
-def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
+def dataset_digest(loader: Any) -> str:
+    """A hash of a map-style dataset, by which processes find out that they have other data.
+
+    It is of the length, of a few samples, and of the indices of the next batch. Random generators, samplers and workers stay
+    as they are.
+
+    Returns:
+        ``""`` where there is nothing to compare: for streams, loaders without a seed and loaders not of ours, and where a
+        sample is not the same when it is asked for twice.
+    """
+    loader = _whole(loader)
+    if not isinstance(loader, SeededLoader) or loader.streams or loader.seed is None:
+        return ""
+    states, count, batched = get_states(), length(loader.dataset), loader.batch_sampler is not None
+    other = _copy(loader).with_parts(rank=0, size=1)
+    try:
+        first = [request.indices for request in islice(other._make_fetching()[2] or (), 1)]
+        places = list(chain(*first) if batched else first)[:FEW]
+        if count and loader._epoch_sampler():
+            places = [place * (count - 1) // (FEW - 1) for place in range(FEW)]
+        other = other.with_parts(sampler=places, batch_sampler=[[place] for place in places] if batched else None)
+        hashes = {blake2b(b" ".join(content([count, first, *other])), digest_size=16).hexdigest() for _ in range(2)}
+        return hashes.pop() if len(hashes) == 1 else ""
+    finally:
+        set_states(states)
+
+
+def _copy(loader: _Loader) -> _Loader:
     """A loader of the same dataset with copies of its samplers and generator, and at most one worker."""
     other = copy.copy(loader)
     memo = {id(loader.dataset): loader.dataset}
