@@ -16,6 +16,7 @@ from pipeline import GeneralTrainer
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
 
+# The jobs compute in float64, so that what is wrong is not taken for rounding.
 # Of a weight, in parts of the largest of its tensor; of a number, in parts of itself.
 CLOSE = 1e-6
 
@@ -27,8 +28,8 @@ FILES = {
         class Waves(Dataset):
             def __init__(self, samples=70, seed=0):
                 generator = torch.Generator().manual_seed(seed)
-                self.x = torch.randn(samples, 4, generator=generator)
-                self.y = torch.sin(self.x.sum(1, keepdim=True))
+                self.x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
+                self.y = 1 + torch.sin(self.x.sum(1, keepdim=True))
             def __len__(self):
                 return len(self.x)
             def __getitem__(self, index):
@@ -41,15 +42,17 @@ FILES = {
         class Model(nn.Sequential):
             def __init__(self):
                 super().__init__(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+                self.double()
 
         class TwoLosses(Brain):
             def __init__(self):
                 super().__init__({"body": nn.Sequential(nn.Linear(4, 8), nn.Tanh()), "head": nn.Linear(8, 1)})
+                self.modules.double()
             def compute_forward(self, batch, stage):
                 return self.modules.head(self.modules.body(batch[0]))
             def compute_objectives(self, predictions, batch, stage):
                 error = predictions - batch[1]
-                self.log("bias", error.detach().mean())
+                self.log("error", error.detach().abs().mean())
                 return {"loss": error.square().mean(), "smooth": error.abs().pow(1.5).mean()}
             def target(self, batch):
                 return batch[1]
@@ -157,6 +160,8 @@ JOBS: dict[str, list[str]] = {
     "a loop of its own with fit_batch": ["runner.train.runner_class_path={workspace}/runner.py:FitBatch"],
 }
 
+QUICK = ["plain", "a Noam rate", "a last batch of one sample", "a verb of its own"]
+
 
 def run_job(config: Path, overrides: list[str]) -> str:
     """The run directory of a run, on whichever rank this is."""
@@ -226,7 +231,20 @@ def compare(ranks: Ranks, config: Path, overrides: list[str]) -> tuple[str, str]
     return together[0], alone
 
 
-@pytest.mark.parametrize("job", JOBS)
+SINGLE_PRECISION = {
+    name: text.replace("dtype=torch.float64", "").replace("self.double()", "") for name, text in FILES.items()
+}
+
+
+def test_in_single_precision_weights_differ_by_rounding_alone(two_ranks: Ranks, workspace: Workspace) -> None:
+    compare(
+        two_ranks,
+        workspace(SINGLE_PRECISION) / "config.yaml",
+        ["hyper_parameters.optimizer={class: SGD, learning_rate: 0.05}"],
+    )
+
+
+@pytest.mark.parametrize("job", QUICK + [pytest.param(job, marks=pytest.mark.slow) for job in JOBS if job not in QUICK])
 def test_two_ranks_train_as_one_process(two_ranks: Ranks, config: Path, job: str) -> None:
     together, alone = compare(two_ranks, config, JOBS[job])
     assert_close(predictions(together), predictions(alone))
