@@ -100,7 +100,12 @@ def killed_run(
 
 def experiment(scratch: Path, kills: int = 100, seed: int = 0) -> tuple[Counter[str], list[str]]:
     """So many kills, one to three a run; what was counted, and the faults."""
-    text = FILES["config.yaml"].replace("{workspace}/moments.py", "{workspace}/disk.py")
+    changes = {"{workspace}/moments.py": "{workspace}/disk.py", "epochs: 3": "epochs: 6"}
+    # Of all ranks, so that there are as many iterations on any number of them.
+    changes |= {" batch_size: 3": " global_batch_size: 6", " batch_size: 6": " global_batch_size: 6"}
+    text = FILES["config.yaml"]
+    for old, new in changes.items():
+        text = text.replace(old, new)
     config = write_files(scratch / "job", {**FILES, "disk.py": PLUGIN, "config.yaml": text}) / "config.yaml"
     chance, counts, faults = random.Random(seed), Counter[str](), list[str]()
     expected: dict[tuple[int, int], tuple[dict[str, Any], float]] = {}
