@@ -223,6 +223,8 @@ class RangeTest(PassLoop):
             self.curve.end = f"{self.waited} batches made no update through an OptimScheduler"
             return self.waited < self.patience
         self.updated, self.waited, self.curve.end = False, 0, ALL
+        # All processes search, by the losses of all.
+        training.brain._count_together()
         loss = training.brain._pass_loss.recent()
         if not math.isfinite(loss):
             self.curve.end = f"the loss is no number at {self.rates[len(self.curve.rates)]:.2g}"

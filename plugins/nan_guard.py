@@ -21,6 +21,9 @@ from pipeline.training.phase import phase_of
 
 from .shared.brain_copy import copy_of
 
+# What is found where the batch is not to blame.
+_FINITE = "computed again by compute_forward and compute_objectives alone, all is finite"
+
 
 class NanGuard:
     """Looks at the losses, and at the gradients, of a batch; if one is not finite, it computes that very batch again.
@@ -59,7 +62,7 @@ class NanGuard:
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
         """Choose how often to look."""
-        self.counters = context["train_state"]
+        self.counters, self.processes = context["train_state"], context["world_size"]
         self.interval = self.every or (1 if context["device"].type == "cpu" else 50)
 
     @hookimpl(trylast=True)
@@ -107,6 +110,9 @@ class NanGuard:
                     finding = _Repeat(brain).compute(batch, backward=backward)
             except Exception as error:  # whatever the user's code raises where it is not called as in the run
                 finding = f"the batch could not be computed again: {type(error).__name__}: {error}"
+        if backward and finding == _FINITE and self.processes > 1:
+            # The gradients are those of all processes, and another has the batch that is to blame.
+            return
         message = f"phase.{phase.name}: {what} in iteration {self.counters['iteration'] + 1}; {finding}"
         if self.action == "raise":
             raise DivergedError(f"{message}; mend that, or give nan_guard the action warn")
@@ -183,7 +189,7 @@ def _events_of(place: str, value: Any) -> Iterator[_Event]:
 def _in_words(events: list[_Event], place: int) -> str:
     """Which was first; ``place``: where to look for it among the events of the same tensor."""
     if not events:
-        return "computed again by compute_forward and compute_objectives alone, all is finite"
+        return _FINITE
     first, nan = events[0], next((event for event in events if event.is_nan), events[0])
     first, nan = ([event for event in events if event.value is own.value][place] for own in (first, nan))
     text = f"first not finite: {first.place}, with {first.numbers}"

@@ -16,6 +16,7 @@ from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
+from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
@@ -519,6 +520,8 @@ class TrainLoop(PassLoop):
         self.validation.outdate(training.brain)
         training.updater.state.epoch = self.context["current_epoch"] + 1
         extend_metrics(self.context, training.phase, training.numbers)
+        # Plugins of rank 0 may have added some.
+        training.numbers = current_world().broadcast(training.numbers)
         self._take(training.phase, training.numbers, trained=True)
         self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
