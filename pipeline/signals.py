@@ -56,6 +56,7 @@ class GracefulShutdown:
 
     Attributes:
         requested: the signal that has asked, where several processes train, once they have agreed; None: none has.
+        agreed: whether several processes have.
         arrived: the same, also while the main thread is in code that is not Python's.
         grace: seconds that the run has left then.
     """
@@ -65,7 +66,7 @@ class GracefulShutdown:
         self.arrived: signal.Signals | None = None
         self.grace = grace
         self._wake_loops: list[Callable[[], None]] = []
-        self._waiting = self._postponed = self._ending = False
+        self._waiting = self._postponed = self._ending = self.agreed = False
         self._heard: signal.Signals | None = None
         self._since = 0.0
         self._ask: Callable[[str, int], object] | None = None
@@ -84,7 +85,7 @@ class GracefulShutdown:
                 yield
         finally:
             self.requested = self.arrived = self._heard = None
-            self._ending = False
+            self._ending = self.agreed = False
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -143,7 +144,7 @@ class GracefulShutdown:
     def heed(self, number: int) -> None:
         """All processes end for a signal, whichever has heard it; from now on this one too has ``grace`` seconds."""
         if self.requested is None:
-            self.requested = signal.Signals(number)
+            self.requested, self.agreed = signal.Signals(number), True
             if self._heard is None and self._wakeup:
                 self._heard, self._since = self.requested, time.monotonic()
                 self._wakeup.send(bytes([number]))

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeline.distributed.exit import watch_launcher, write_error_file
 from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
-from pipeline.signals import StoppedError
+from pipeline.signals import SHUTDOWN, StoppedError
 
 _T = TypeVar("_T")
 
@@ -326,8 +326,10 @@ class World:
             The first failure.
         """
         failure = Failure(self.rank if rank is None else rank, exit_code, headline)
+        # Where all end for a signal, none has failed.
+        alike = SHUTDOWN.agreed and exit_code in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
         with suppress(RuntimeError):
-            if self.size > 1:
+            if self.size > 1 and not alike:
                 failure = _failure(self.store.compare_set("failure", "", json.dumps(failure)))
                 for other in range(self.size):
                     self.store.set(f"wake/{other}", "")

@@ -74,7 +74,7 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
 
 def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:
     code, directory = exit_code(error, run), run.directory
-    if run.world.size > 1 and run.failure:
+    if run.world.size > 1 and run.failure and not SHUTDOWN.agreed:
         directory.about["failed_rank"] = run.failure.rank
     states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
     state, resumable = states.get(code, "failed"), not isinstance(error, NoCheckpointError)
