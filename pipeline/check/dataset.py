@@ -39,10 +39,9 @@ def check_dataset(dataset: Setting) -> None:
         _check_kind(dataset, definition)
     for key in _ORDER_KEYS:
         _check_sampler(dataset, key)
-    if dataset["global_batch_size"].value and dataset["batch_size"].is_written:
-        dataset["global_batch_size"].fault(
-            "is set, and batch_size too, of each process; keep one of the two", of_key=True
-        )
+    whole, own = dataset["global_batch_size"], dataset["batch_size"].value
+    if whole.value and own != 1:
+        whole.fault(f"is set, and so is batch_size: {own} of each process; keep one of the two", of_key=True)
     if dataset["sampler"].value and dataset["batch_sampler"].value:
         dataset["batch_sampler"].fault("contradicts sampler, which says the order too; keep one of the two")
     for key, why in (("drop_last", "no batch is short"), ("whole_batches", "samples are asked for one by one")):

@@ -99,6 +99,8 @@ def use_canonical_keys(tree: Node) -> list[Fault]:
     faults: list[Fault] = []
     for name, item in tree.section("runner").items():
         faults += _use_our_words(item.value, f"runner.{name}")
+    for item in tree.section("dataset").values():
+        _use_one_batch_size(item.value)
     for section, keys in NOT_YET.items():
         for name, item in tree.section(section).items():
             for key in (key for key in keys if key in item.value):
@@ -136,6 +138,14 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
             yield kind.origin.fault(
                 f"{address}.class", "is local_cluster_train, of how many processes? add worker_num: N"
             )
+
+
+def _use_one_batch_size(dataset: dict[str, Node]) -> None:
+    """Remove the size of a batch that an override of the other size replaces; null is none."""
+    both = [dataset[key] for key in ("batch_size", "global_batch_size") if key in dataset]
+    weights = [(size.value is not None, size.origin.is_override) for size in both]
+    if len(both) == 2 and weights[0] != weights[1]:
+        del dataset["batch_size" if weights[0] < weights[1] else "global_batch_size"]
 
 
 def _put(node: Node, runner: dict[str, Node], canonical: str, address: str, what: str = "") -> Iterator[Fault]:

@@ -11,6 +11,7 @@ from pipeline.config.yaml_tree import brief
 from .document import Document, Entry
 from .section import STAGE_KEYS, Notes, Section, integer, relative_note, slashes
 
+_ONE_PROCESS = "PaddleRec read it for several processes, and this is one"
 _SAVES_NOTHING = "an infer runner saves nothing; nothing to do"
 
 
@@ -157,6 +158,9 @@ class RunnerSection(SavingSection):
             "class": self.kind,
             "device": self.device,
             "selected_gpus": self.selected_gpus,
+            "worker_num": self.worker_num,
+            "fleet_mode": self.fleet_mode,
+            "distribute_strategy": self.distribute_strategy,
             "epochs": self.epochs,
             "print_interval": self.number,
             "phases": self.chosen_phases,
@@ -180,19 +184,58 @@ class RunnerSection(SavingSection):
             self.add_save_interval()
 
     def kind(self, entry: Entry) -> None:
-        """``class``: several processes become one."""
-        if re.fullmatch(r"(local_)?cluster(_train)?", str(entry.value).lower()):
-            self.document.remark(entry, f"not carried: class: {entry.value}")
-            self.document.set(entry, "train")
-            self.notes.add(entry, f"not carried: '{entry.value}': several processes come later; it trains in one")
-        else:
+        """``class``: that of several processes on this host has to say how many."""
+        cluster = self.cluster()
+        if not cluster:
             self.keep(entry)
+        elif cluster == "local" and "worker_num" in self.settings:
+            self._several(entry, "local_cluster_train", "as many processes as worker_num")
+        else:
+            self._several(entry, "cluster_train", "torchrun starts it, or pipeline run --nproc N")
+
+    def _several(self, entry: Entry, word: str, who: str) -> None:
+        note = f"{who}; gradients are averaged at each step: check batch_size, of each, and the learning rate"
+        if entry.value == word:
+            self.notes.add(entry, note)
+        else:
+            self.change(entry, word, note)
+
+    def cluster(self) -> str:
+        """``local`` for processes on this host, ``all`` for those of several; ``""``: it is one."""
+        kind = str(self.settings["class"].value).lower() if "class" in self.settings else ""
+        match = re.fullmatch(r"(local_)?cluster(_train)?", kind)
+        return "" if not match else "local" if match[1] else "all"
+
+    def worker_num(self, entry: Entry) -> None:
+        """``worker_num``: of processes on this host."""
+        if self.cluster() == "local":
+            self.number(entry)
+        else:
+            reason = "torchrun has its number of processes itself" if self.cluster() else _ONE_PROCESS
+            self.not_carried(entry, f"{reason}; nothing to do")
+
+    def fleet_mode(self, entry: Entry) -> None:
+        """``fleet_mode``: there are no parameter servers."""
+        if not self.cluster():
+            self.not_carried(entry, f"{_ONE_PROCESS}; nothing to do")
+        elif str(entry.value).lower() == "collective":
+            self.change(entry, "collective", "it is written so") if entry.value != "collective" else self.keep(entry)
+        else:
+            what = "there are no parameter servers: every process has the whole model"
+            self.not_carried(entry, f"{what}; see whether one GPU has room for it")
+
+    def distribute_strategy(self, entry: Entry) -> None:
+        """``distribute_strategy``: all processes take the same step."""
+        if str(entry.value).lower() == "sync" or not self.cluster():
+            self.not_carried(entry, "all processes take the same step; nothing to do")
+        else:
+            self.not_carried(entry, "all processes take the same step, none by itself; check the learning rate")
 
     def chosen_device(self) -> str:
         """What ``device`` and ``selected_gpus`` mean together."""
         gpus = self.gpus()
         device = str(self.settings["device"].value).lower() if "device" in self.settings else "gpu" if gpus else "cpu"
-        return f"cuda:{gpus[0]}" if device == "gpu" and gpus else device
+        return f"cuda:{gpus[0]}" if device == "gpu" and gpus and not self.cluster() else device
 
     def gpus(self) -> list[str]:
         """The numbers in ``selected_gpus``."""
@@ -205,10 +248,14 @@ class RunnerSection(SavingSection):
 
     def selected_gpus(self, entry: Entry) -> None:
         """``selected_gpus``: one is a part of ``device``."""
-        if not self.chosen_device().startswith("cuda"):
+        numbers = ",".join(self.gpus())
+        if self.cluster() and self.chosen_device() == "gpu":
+            self.not_carried(entry, f"each process takes a GPU; set CUDA_VISIBLE_DEVICES={numbers} to choose which")
+        elif not self.chosen_device().startswith("cuda"):
             self.not_carried(entry, f"the device is {self.chosen_device()}; nothing to do")
         elif len(self.gpus()) > 1:
-            self.not_carried(entry, f"several processes come later; it runs on the first, {self.chosen_device()}")
+            remedy = f"for all: class: local_cluster_train, worker_num: {len(self.gpus())}, device: gpu"
+            self.not_carried(entry, f"one process takes the first, {self.chosen_device()}; {remedy}")
         else:
             self.moved(entry, "device")
 

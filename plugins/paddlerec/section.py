@@ -13,7 +13,7 @@ from pipeline.stages.base import METHODS
 
 from .document import Document, Entry, Scalar
 
-_ONE_PROCESS = "several processes come later; train in one"
+_NO_SERVERS = "every process has the whole model, and no server is needed; nothing to do"
 _FORWARD = "a model is exported with the inputs and outputs of its forward; set save_inference_export: true for that"
 _NUM_WORKERS = "it read files in threads; set `num_workers` of the dataset"
 
@@ -25,10 +25,7 @@ NOT_CARRIED: dict[str, dict[str, str]] = {
         "debug": "it timed the operators of a QueueDataset; time them with torch.profiler in a plugin",
     },
     "runner": {
-        "fleet_mode": _ONE_PROCESS,
-        "worker_num": _ONE_PROCESS,
-        "server_num": _ONE_PROCESS,
-        "distribute_strategy": _ONE_PROCESS,
+        "server_num": _NO_SERVERS,
         "save_inference_feed_varnames": _FORWARD,
         "save_inference_fetch_varnames": _FORWARD,
         "init_pretraining_model_path": "only startup stages of users read it; give it to yours in startup_args",
@@ -52,7 +49,8 @@ NOT_CARRIED: dict[str, dict[str, str]] = {
 KNOWN: dict[str, tuple[str, ...]] = {
     "": ("workspace", "mode", "runner", "phase", "dataset", "hyper_parameters"),
     "runner": (
-        "name", "class", "device", "selected_gpus", "epochs", "print_interval", "phases", "save_checkpoint_interval",
+        "name", "class", "device", "selected_gpus", "worker_num", "fleet_mode", "distribute_strategy",
+        "epochs", "print_interval", "phases", "save_checkpoint_interval",
         "save_step_interval", "save_checkpoint_path", "save_step_path", "save_inference_interval",
         "save_inference_path", "init_model_path", "runner_result_dump_path", "trainer_class", *STAGE_KEYS,
     ),

@@ -37,6 +37,9 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["batch_sampler={class_path: own.py:Pairs}"], []),
     (["batch_sampler={class_path: pipeline.data.buckets:LengthBuckets, args: {max_elements: 9}}", "shuffle=true", "batch_size=null"], []),
     (["batch_size=null"], []),
+    (["global_batch_size=8"], []),  # The file's batch_size: 4 is replaced.
+    (["global_batch_size=8", "batch_size=null", "drop_last=true"], []),
+    (["global_batch_size=8", "batch_size=4"], ["global_batch_size: is set, and so is batch_size: 4 of each process; keep one of the two"]),
     (["collate_fn=own.py:join"], []),
     (["collate_fn=pipeline.data.padded:pad", "collate_args={target_padding: -100}"], []),
     (["sampler={class_path: own.py:NoOrder}"], ["sampler.class_path: NoOrder is no sampler: it has no __iter__; define it, or name another class"]),

@@ -80,6 +80,7 @@ def faults(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Faults:
         "compile: true; compile_module_keys: a; jit: true; jit_module_keys: b",
         "jit: true",
         "limit_batches: 3",
+        "sync_batchnorm: true; find_unused_parameters: true; fleet_mode: collective; worker_num: 2",
         "overfit_batches: 3",
         "compile_mode: default; debug_batches: 2; debug_epochs: 2; accum_grad: 1; valid_interval: 1 epoch",
         "compile: false; debug: false; debug_persistently: false; overfit_batches: null; keep_best: null",
@@ -116,6 +117,10 @@ def test_keys_that_agree_are_no_fault(faults: Faults, keys: str) -> None:
         ("jit: true; jit_module_keys: [c, a]; compile: true; compile_module_keys: [b, a]",
          "config.yaml:10:10: runner.learn.jit: is on for a, and so is compile; "
          "name others in jit_module_keys than in compile_module_keys, or turn one of them off"),
+        ("device: cpu; sync_batchnorm: true", "config.yaml:11:21: runner.learn.sync_batchnorm: is true, and on a CPU torch "
+         "cannot synchronise BatchNorm; use GPUs, or remove it"),
+        ("worker_num: 4", "config.yaml:10:17: runner.learn.worker_num: is the number of processes of a local_cluster_train; "
+         "write that class, or remove it"),
         ("device: cpu; precision: fp16",
          "config.yaml:11:16: runner.learn.precision: is 'fp16', and device is 'cpu': fp16 needs a GPU; use bf16 or fp32"),
         ("device: cpu; use_amp: true",

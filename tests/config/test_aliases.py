@@ -179,6 +179,23 @@ def test_what_several_processes_are_not_is_told(faults: Faults, keys: str, messa
 
 
 @pytest.mark.parametrize(
+    ("keys", "override", "sizes"),
+    [
+        ("batch_size: 4", "global_batch_size=8", (1, 8)),
+        ("global_batch_size: 8", "batch_size=4", (4, None)),
+        ("global_batch_size: 8, batch_size: 4", "batch_size=null", (1, 8)),
+        ("global_batch_size: 8", "global_batch_size=null", (1, None)),
+        ("shuffle: true", "batch_size=null", (None, None)),
+    ],
+)
+def test_an_override_of_one_batch_size_replaces_the_other(
+    config: Configs, keys: str, override: str, sizes: tuple[int | None, int | None]
+) -> None:
+    found = config(f"dataset: [{{name: d, class_path: a.B, {keys}}}]", f"dataset.d.{override}").settings.dataset[0]
+    assert (found.batch_size, found.global_batch_size) == sizes
+
+
+@pytest.mark.parametrize(
     ("keys", "override", "limits"),
     [
         ("max_steps: 8 update", "optimizer_step_limit=12", (None, 12)),

@@ -138,14 +138,13 @@ runner:
   phases: [phase_train]
 # Two GPUs
 - name: train_gpus
-  # not carried: class: cluster_train
-  class: train
+  class: cluster_train
   print_interval: 20
   save_interval: null
   # not carried: selected_gpus: "0,1"
-  # not carried: fleet_mode: collective
+  fleet_mode: collective
   epochs: 4
-  device: cuda:0
+  device: gpu
 - name: infer_cpu
   class: infer
   print_interval: 20
@@ -183,8 +182,6 @@ ADDRESSES = """\
 46 runner.train_gpus.print_interval
 46 runner.train_gpus.save_interval
 47 runner.train_gpus.selected_gpus
-48 runner.train_gpus.fleet_mode
-50 runner.train_gpus.device
 52 runner.infer_cpu.print_interval
 54 runner.infer_cpu.init_model_path
 60 phase.phase_train.model

@@ -45,7 +45,7 @@ def own_lines(converted: Convert) -> Callable[[str, str], tuple[str, list[str]]]
 
 SAME = "kept as it is"
 PORT = "is written for paddle; port it to"
-ONE = "not carried: several processes come later; train in one"
+ONE = "not carried: PaddleRec read it for several processes, and this is one; nothing to do"
 NO_STEPS = "not carried: PaddleRec saved no steps with these settings; nothing to do"
 STARTS_HERE = "; it starts at this file now, not where the command runs"
 THERE = "go to <run directory's name>/<runner> below it; look there"
@@ -68,13 +68,15 @@ IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
         ("device: gpu\nselected_gpus: 0", "device: cuda:0\n# now in device: selected_gpus: 0",
          "is now cuda:0: it was gpu; check it"),
         ("device: gpu\nselected_gpus: '2,3'", "device: cuda:2\n# not carried: selected_gpus: '2,3'",
-         "not carried: several processes come later; it runs on the first, cuda:2"),
+         "not carried: one process takes the first, cuda:2; for all: class: local_cluster_train, worker_num: 2, device: gpu"),
         ("epochs: 3", SAME, None),
         ("epochs: '3'", "epochs: 3", "is now 3: PaddleRec made a number of '3' itself; nothing to do"),
         ("fleet_mode: ps", "# not carried: fleet_mode: ps", ONE),
         ("worker_num: 2", "# not carried: worker_num: 2", ONE),
-        ("server_num: 2", "# not carried: server_num: 2", ONE),
-        ("distribute_strategy: geo", "# not carried: distribute_strategy: geo", ONE),
+        ("server_num: 2", "# not carried: server_num: 2",
+         "not carried: every process has the whole model, and no server is needed; nothing to do"),
+        ("distribute_strategy: geo", "# not carried: distribute_strategy: geo",
+         "not carried: all processes take the same step; nothing to do"),
         ("save_inference_interval: 1", "# not carried: save_inference_interval: 1",
          ("not carried: without save_inference_path and save_inference_feed_varnames and save_inference_fetch_varnames "
           "PaddleRec saved nothing for inference; nothing to do")),
@@ -204,12 +206,41 @@ def test_the_class_of_a_runner_is_kept(converted: Convert, kind: str) -> None:
     assert f"  class: {kind}\n" in converted(RUN.format(kind=kind, own="device: cpu"))[0]
 
 
-@pytest.mark.parametrize("kind", ["cluster_train", "local_cluster_train", "LOCAL_CLUSTER"])
-def test_several_processes_become_one(converted: Convert, kind: str) -> None:
-    text, notes = converted(RUN.format(kind=kind, own="device: cpu"))
-    assert f"- name: r\n  # not carried: class: {kind}\n  class: train\n" in text
-    note = f"runner.r.class: not carried: '{kind}': several processes come later; it trains in one"
-    assert note in notes
+AVERAGED = "gradients are averaged at each step: check batch_size, of each, and the learning rate"
+BY_TORCHRUN = f"torchrun starts it, or pipeline run --nproc N; {AVERAGED}"
+BY_NUMBER = f"as many processes as worker_num; {AVERAGED}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "written", "notes"),
+    [
+        ("cluster_train", "device: cpu", ["class: cluster_train", "device: cpu"], [f"class: {BY_TORCHRUN}"]),
+        ("local_cluster_train", "worker_num: '2'", ["class: local_cluster_train", "worker_num: 2"], [f"class: {BY_NUMBER}"]),
+        ("LOCAL_CLUSTER", "device: cpu", ["class: cluster_train"], [f"class: is now cluster_train: {BY_TORCHRUN}"]),
+        ("LOCAL_CLUSTER", "worker_num: 2", ["class: local_cluster_train", "worker_num: 2"],
+         [f"class: is now local_cluster_train: {BY_NUMBER}"]),
+        ("cluster", "worker_num: 2", ["class: cluster_train", "# not carried: worker_num: 2"],
+         ["worker_num: not carried: torchrun has its number of processes itself; nothing to do"]),
+        ("cluster_train", "fleet_mode: collective", ["class: cluster_train", "fleet_mode: collective"], []),
+        ("cluster_train", "fleet_mode: COLLECTIVE", ["fleet_mode: collective"],
+         ["fleet_mode: is now collective: it is written so"]),
+        ("cluster_train", "fleet_mode: ps", ["# not carried: fleet_mode: ps"],
+         [("fleet_mode: not carried: there are no parameter servers: every process has the whole model; "
+          "see whether one GPU has room for it")]),
+        ("cluster_train", "distribute_strategy: async", ["# not carried: distribute_strategy: async"],
+         ["distribute_strategy: not carried: all processes take the same step, none by itself; check the learning rate"]),
+        ("cluster_train", "distribute_strategy: SYNC", ["# not carried: distribute_strategy: SYNC"],
+         ["distribute_strategy: not carried: all processes take the same step; nothing to do"]),
+        ("cluster_train", "device: gpu\n  selected_gpus: '2,3'", ["device: gpu", "# not carried: selected_gpus: '2,3'"],
+         ["selected_gpus: not carried: each process takes a GPU; set CUDA_VISIBLE_DEVICES=2,3 to choose which"]),
+    ],
+)  # fmt: skip
+def test_a_runner_of_several_processes(
+    converted: Convert, kind: str, own: str, written: list[str], notes: list[str]
+) -> None:
+    text, said = converted(RUN.format(kind=kind, own=own))
+    assert all(f"  {line}\n" in text for line in written)
+    assert {f"runner.r.{note}" for note in notes} <= {*said}, said
 
 
 def test_the_defaults_of_paddlerec_are_written_down(converted: Convert) -> None:
