@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.safetensors_io import bytes_of
 from pipeline.config.schema import TARGETS
 from pipeline.errors import DataError
 
@@ -95,20 +94,6 @@ def shape_of(value: Any, depth: int = 0) -> str:
     else:
         return kind
     return f"{kind} of {len(value)}" + (f" ({', '.join(parts)})" if parts else "")
-
-
-def content(value: Any) -> Iterator[bytes]:
-    """The bytes of tensors, numbers and strings in a value, however deep, to compare it by; of anything else the class."""
-    if isinstance(value, list | tuple | Mapping):
-        for part in value.items() if isinstance(value, Mapping) else value:
-            yield from content(part)
-    elif isinstance(value, Tensor) and value.layout is torch.strided:
-        yield str((value.dtype, *value.shape)).encode()
-        yield bytes_of(value.detach().cpu().resolve_conj().resolve_neg().contiguous()).tobytes()
-    elif callable(getattr(value, "tobytes", None)):
-        yield value.tobytes()
-    else:
-        yield (repr(value) if isinstance(value, str | bytes | int | float | None) else str(type(value))).encode()
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -7,31 +7,30 @@ import inspect
 import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from loguru import logger
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
-from pipeline.data.batch import EmptySlice, content
+from pipeline.checkpoint.pytree import flatten
+from pipeline.checkpoint.safetensors_io import pack
+from pipeline.data.batch import EmptySlice
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.distributed.world import current_world
-from pipeline.errors import ConfigError, DataError, one_of
+from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
 KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"rank", "size"}
 
 # Samples that processes compare.
 FEW = 5
-
-_Loader = TypeVar("_Loader", bound=DataLoader[Any])
 
 
 def make_loader(
@@ -162,10 +161,8 @@ class SeededLoader(DataLoader[Any]):
         seed: None leaves the generators to chance, as torch does.
         where: what messages begin with, such as ``dataset.train``.
         resume: as of ``make_loader``.
-        global_batch_size: as of ``make_loader``.
-        rank: which of the processes that share the samples this is; None: as in ``current_world()``.
-        size: how many of them there are; likewise.
-        keywords: those of the DataLoader.
+        keywords: those of the DataLoader, ``global_batch_size`` as of ``make_loader``, and ``rank`` and ``size``: which of
+            the processes that share the samples this is, and how many there are; by default as in ``current_world()``.
 
     Attributes:
         batch_size: of a map-style dataset, how many samples all ranks take at once; of a stream, how many this one does.
@@ -176,23 +173,14 @@ class SeededLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        *,
-        seed: int | None,
-        where: str = "",
-        resume: str | None = None,
-        global_batch_size: int | None = None,
-        rank: int | None = None,
-        size: int | None = None,
-        **keywords: Any,
+        self, dataset: Dataset[Any], *, seed: int | None, where: str = "", resume: str | None = None, **keywords: Any
     ) -> None:
         world = current_world()
-        self.rank, self.size = world.rank if rank is None else rank, world.size if size is None else size
+        self.rank, self.size = keywords.pop("rank", world.rank), keywords.pop("size", world.size)
         self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
         self.streams = isinstance(dataset, IterableDataset)
-        self.global_batch_size = global_batch_size
+        self.global_batch_size = keywords.pop("global_batch_size", None)
         if keywords.get("batch_sampler") is None:
             keywords["batch_size"] = self._size_of_batch(keywords.get("batch_size", 1))
         self.epoch = self._skip = self._seen = 0
@@ -217,7 +205,7 @@ class SeededLoader(DataLoader[Any]):
 
     def _size_of_batch(self, batch_size: int | None) -> int | None:
         """How many samples the loader takes at once: for all ranks, of a stream for this one."""
-        whole = self.global_batch_size
+        whole: int | None = self.global_batch_size
         if whole is None:
             return batch_size if batch_size is None or self.streams else batch_size * self.size
         what = f"{self.where}: global_batch_size: {whole}"
@@ -230,19 +218,15 @@ class SeededLoader(DataLoader[Any]):
     def _refuse_own_shares(self) -> None:
         """Raise where the ranks would not agree on the order that they share."""
         for sampler in _samplers(self):
-            # What is built in has no signature.
-            with suppress(TypeError, ValueError):
-                if {"rank", "num_replicas"} & inspect.signature(type(sampler)).parameters.keys():
-                    what = f"{type(sampler).__name__} asks for rank or num_replicas, to share the samples out itself"
-                    remedy = "name one that gives the order of all: its batches are cut into a slice for each rank"
-                    raise ConfigError(f"{self.where}: {what}; {remedy}")
-        chance = random_sampler_of(self)
-        if self.streams and self.seed is None and not has_shard(self.dataset):
-            chance = type(self.dataset).__name__
-        if chance:
+            if {"rank", "num_replicas"} & inspect.signature(type(sampler).__init__).parameters.keys():
+                what = f"{type(sampler).__name__} asks for rank or num_replicas, to share the samples out itself"
+                remedy = "name one that gives the order of all: its batches are cut into a slice for each rank"
+                raise ConfigError(f"{self.where}: {what}; {remedy}")
+        unseeded = self.streams and self.seed is None and not has_shard(self.dataset)
+        if chance := type(self.dataset).__name__ if unseeded else random_sampler_of(self):
             what = f"{chance} may give another order on each of {self.size} ranks, which could not share it"
-            shard = ", or the dataset a method shard(rank, count)" if self.streams else ", or the sampler a set_epoch"
-            raise ConfigError(f"{self.where}: {what}; give the runner a seed{shard}")
+            remedy = "give the runner a seed, a sampler set_epoch(epoch), or a stream shard(rank, count)"
+            raise ConfigError(f"{self.where}: {what}; {remedy}")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``.
@@ -307,14 +291,13 @@ class SeededLoader(DataLoader[Any]):
     def _on_these_ranks(self, state: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
         """The state of so many other ranks as one of these: after the same samples."""
         (taken, samples), before = self.place(state), state["order"].get("batch_size") or ranks
-        state = {**state, "taken": taken, "samples": samples, "ranks": self.size, "order": self.order()}
-        if self._takes in (None, before):
-            return state
-        if not self.rank:
+        is_same = self._takes in (None, before)
+        if not is_same and not self.rank:
             what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {self._takes}"
             remedy = "the epoch goes on after the same samples; set global_batch_size to train on the same batches"
             logger.warning(f"{what}: {remedy}")
-        return {**state, "hash": None}
+        own = {"taken": taken, "samples": samples, "ranks": self.size, "order": self.order()}
+        return {**state, **own, "hash": state.get("hash") if is_same else None}
 
     @property
     def _takes(self) -> int | None:
@@ -727,7 +710,7 @@ def dataset_digest(loader: Any) -> str:
 
     Returns:
         ``""`` where there is nothing to compare: for streams, loaders without a seed and loaders not of ours, and where a
-        sample is not the same when it is asked for twice.
+        sample is not the same when it is asked for twice, or has other things in it than tensors and plain values.
     """
     loader = _whole(loader)
     if not isinstance(loader, SeededLoader) or loader.streams or loader.seed is None:
@@ -740,22 +723,21 @@ def dataset_digest(loader: Any) -> str:
         if count and loader._epoch_sampler():
             places = [place * (count - 1) // (FEW - 1) for place in range(FEW)]
         other = other.with_parts(sampler=places, batch_sampler=[[place] for place in places] if batched else None)
-        hashes = {blake2b(b" ".join(content([count, first, *other])), digest_size=16).hexdigest() for _ in range(2)}
-        return hashes.pop() if len(hashes) == 1 else ""
+        files = [b"".join(pack(*flatten([count, first, list(other)]))()) for _ in range(2)]
+        return blake2b(files[0], digest_size=16).hexdigest() if files[0] == files[1] else ""
+    except CheckpointError:
+        return ""
     finally:
         set_states(states)
 
 
-def _copy(loader: _Loader) -> _Loader:
+def _copy(loader: DataLoader[Any]) -> Any:
     """A loader of the same dataset with copies of its samplers and generator, and at most one worker."""
     other = copy.copy(loader)
     memo = {id(loader.dataset): loader.dataset}
     parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}
     # A DataLoader refuses to have most of these assigned.
     vars(other).update(parts, _iterator=None, persistent_workers=False)
-    if isinstance(loader.dataset, IterableDataset):
-        # A rank may have no share of it.
-        vars(other).update(rank=0, size=1)
     if loader.num_workers:
         other.num_workers = 1
     elif isinstance(loader.dataset, IterableDataset):
