@@ -49,6 +49,7 @@ FOLDERS = (
     "pipeline/distributed",
     "plugins",
     "workspace_examples",
+    "workspace_examples/cluster",
     "tests",
 )
 READMES = {folder: (REPOSITORY / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
