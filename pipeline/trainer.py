@@ -115,7 +115,7 @@ class GeneralTrainer:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
         runner = session.open_runner(name, run, begin_fit)
         try:
-            with run.world.collective(name):
+            with run.world.collective():
                 runner.build_plugins()
                 runner.hooks.before_pipeline(context=runner.context)
                 self.stages(runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pipeline.cli.options import config_and_overrides, log_level, processes
 from pipeline.config.load import ConfigBuilder
 from pipeline.distributed.exit import leave, write_error_file
 from pipeline.distributed.launch import count_processes, is_launched, launch, refuse_options
+from pipeline.distributed.world import PeerError, joined
 from pipeline.errors import ExitCode, PipelineError
 from pipeline.run import log
 from pipeline.run.resume import NEVER
@@ -78,10 +80,12 @@ def run_and_leave(
         sys.exit(run_trainer(trainer))
     try:
         refuse_options(nproc, max_restarts)
-        code = run_trainer(build())
+        with joined() as world:
+            code = run_trainer(world.attempt(build))
     except PipelineError as error:
         write_error_file(error.exit_code, str(error))
-        code = refuse(error)
+        # What has failed elsewhere is told there, and by rank 0.
+        code = error.exit_code if isinstance(error, PeerError) and os.environ["RANK"] != "0" else refuse(error)
     leave(code)
 
 

@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.distributed.exit import watch_launcher, write_error_file
+from pipeline.distributed.exit import leave, watch_launcher, write_error_file
 from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
 from pipeline.signals import SHUTDOWN, StoppedError
 
@@ -50,8 +50,9 @@ class Failure(NamedTuple):
     headline: str
 
     def __str__(self) -> str:
-        rank = f"rank {self.rank} "
-        return self.headline if self.headline.startswith(rank) else f"{rank}failed: {self.headline}"
+        rank = f"rank {self.rank}"
+        verb = "ended" if self.exit_code in {ExitCode.STOPPED, ExitCode.INTERRUPTED} else "failed"
+        return self.headline if self.headline.startswith(rank) else f"{rank} {verb}: {self.headline}"
 
 
 def _failure(text: str | bytes) -> Failure:
@@ -114,7 +115,7 @@ class World:
         self.timeout = timeout
         self._store = store
         self._failure: Failure | None = None
-        self._left = threading.Event()
+        self._may_stay = threading.Event()
 
     @property
     def is_main(self) -> bool:
@@ -126,12 +127,6 @@ class World:
         """The store of the main thread; a thread of one's own uses a ``clone()`` of it."""
         assert self._store is not None, "a single process has no store"
         return self._store
-
-    def limit(self, timeout: float) -> None:
-        """Have a process wait so many seconds for the others."""
-        self.timeout = timeout
-        if self.size > 1:
-            _set_pg_timeout(timedelta(seconds=timeout))
 
     def broadcast(self, value: _T) -> _T:
         """The value of rank 0; what the others give is not looked at. It has to be one that pickle takes."""
@@ -226,7 +221,7 @@ class World:
         self.attempt(compare)
 
     @contextmanager
-    def collective(self, name: str) -> Iterator[None]:
+    def collective(self, name: str = "the next exchange") -> Iterator[None]:
         """In the block, an error to which this process has come because another has failed becomes a PeerError.
 
         Args:
@@ -238,24 +233,23 @@ class World:
         try:
             yield
         except BaseException as error:
-            if (cause := self.cause_of(error, name)) is error:
+            failure = None
+            if self.size > 1 and not isinstance(error, PeerError):
+                # A launcher ends the others when one has failed, and may do so now.
+                with SHUTDOWN.defer(lambda: None):
+                    failure = self._cause_of(error, name)
+            if failure is None:
                 raise
-            raise cause from error
+            raise PeerError(failure) from error
 
-    def cause_of(self, error: BaseException, name: str = "the next exchange") -> BaseException:
-        """The error itself, or a PeerError where this process has come to it because another has failed.
-
-        Args:
-            error: any that this process has come to.
-            name: of what the processes were to do together.
-        """
-        if self.size == 1 or isinstance(error, PeerError):
-            return error
-        if isinstance(error, StoppedError | KeyboardInterrupt):
-            # A launcher ends the others when one has failed.
-            failure = self.first_failure()
-            return PeerError(failure) if failure and failure.exit_code != exit_code(error) else error
-        return PeerError(self._who_broke(error, name)) if _is_broken_connection(error) else error
+    def _cause_of(self, error: BaseException, name: str) -> Failure | None:
+        """The failure of another process, because of which this one has come to an error; None: it is its own."""
+        if _is_broken_connection(error):
+            return self._who_broke(error, name)
+        if not isinstance(error, StoppedError | KeyboardInterrupt):
+            return None
+        failure = self.first_failure()
+        return failure if failure and failure.exit_code != exit_code(error) else None
 
     def _who_broke(self, error: BaseException, name: str) -> Failure:
         """Who has failed, so that a connection broke: whoever says so, else who does not say anything."""
@@ -333,7 +327,12 @@ class World:
                 failure = _failure(self.store.compare_set("failure", "", json.dumps(failure)))
                 for other in range(self.size):
                     self.store.set(f"wake/{other}", "")
-        write_error_file(failure.exit_code, headline, follows=failure.rank != self.rank)
+        if self.size > 1:
+            is_own = failure.rank == self.rank
+            self._failure = None if alike else failure
+            write_error_file(failure.exit_code, str(failure), follows=not is_own)
+            if is_own and rank is None:
+                self._may_stay.set()
         return failure
 
     def first_failure(self, store: Store | None = None) -> Failure | None:
@@ -350,9 +349,18 @@ class World:
             store.wait([f"wake/{self.rank}"], _FOREVER)
             self.first_failure(store)
             store.set(f"heard/{self.rank}", "")
-        if self._failure and self._failure.rank != self.rank and not self._left.wait(GRACE):
+        if self._failure and not self._may_stay.wait(GRACE):
             logger.error(f"{self._failure}; rank {self.rank} has not ended within {GRACE:g} seconds, and is ended")
-            os._exit(self._failure.exit_code)
+            leave(self._failure.exit_code)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """In the block, an error is a failure of this process."""
+        try:
+            yield
+        except BaseException as error:
+            self.report_failure(exit_code(error), describe(error))
+            raise
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -364,7 +372,7 @@ class World:
         try:
             yield
         finally:
-            self._left.set()
+            self._may_stay.set()
             with suppress(RuntimeError):
                 self.store.set(f"wake/{self.rank}", "")
             thread.join(PATIENCE)
@@ -399,13 +407,13 @@ def current_world() -> World:
 
 
 @contextmanager
-def joined(timeout: float = 600.0) -> Iterator[World]:
+def joined(timeout: float | None = None) -> Iterator[World]:
     """In the block, this process is one of those that a launcher has started; without a launcher it is alone.
 
     Where it has joined already, it is the same world. A process may join again afterwards, as all others do.
 
     Args:
-        timeout: seconds that a process waits for the others.
+        timeout: seconds that a process waits for the others; None: 600, or as it is.
 
     Raises:
         ConfigError: the environment says only half of what it has to.
@@ -413,11 +421,19 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
     """
     size = launched_size()
     watch_launcher()
-    if size == 1 or len(_worlds) > 1:
-        yield current_world()
+    if size > 1 and len(_worlds) == 1:
+        with _joined(size, timeout or 600.0) as world:
+            yield world
         return
+    if size > 1 and timeout:
+        current_world().timeout = timeout
+        _set_pg_timeout(timedelta(seconds=timeout))
+    yield current_world()
+
+
+@contextmanager
+def _joined(size: int, timeout: float) -> Iterator[World]:
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     store = PrefixStore(str(next(_numbers)), _shared_store(rank, size, timeout))
     # A script may have made it.
     has_group = distributed.is_initialized()
@@ -425,19 +441,15 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         about: dict[str, Any] = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=timeout)}
         distributed.init_process_group(backend, store=PrefixStore("group", store), **about)
-    world = World(rank, local, size, local_size, store, timeout)
+    world = World(rank, local, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)), store, timeout)
     _worlds.append(world)
     try:
-        with world._watching():
-            try:
-                with world.collective("the end"):
-                    yield world
+        with world._watching(), world._reporting(), world.collective():
+            yield world
+            # Nobody leaves before the others are done; after a failure, they may be gone.
+            if world._failure is None:
                 world.all_gather(None)
-            except BaseException as error:
-                world.report_failure(exit_code(error), describe(error))
-                raise
-        # After a failure this would wait for those that are gone.
-        if not has_group:
+        if not has_group and world._failure is None:
             distributed.destroy_process_group()
     finally:
         _worlds.pop()

@@ -74,9 +74,9 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
 
 def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:
     code, directory = exit_code(error, run), run.directory
-    if run.world.size > 1 and run.failure and not SHUTDOWN.agreed:
-        directory.about["failed_rank"] = run.failure.rank
     states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
+    if run.failure and run.world.size > 1 and code not in states:
+        directory.about["failed_rank"] = run.failure.rank
     state, resumable = states.get(code, "failed"), not isinstance(error, NoCheckpointError)
     what = f"{type(error).__name__}: {error}"
     directory.write_status(state, exit_code=code, reason=reason, resumable=resumable, train_state=counters, error=what)
