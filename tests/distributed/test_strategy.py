@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline import Brain, Stage
 from pipeline.data.batch import EmptySlice
 from pipeline.distributed.world import current_world
-from pipeline.training.loop import begin_on_ranks
+from pipeline.training.phase import begin_on_ranks
 from tests.distributed.ranks import Ranks
 
 Batch = tuple[Tensor, Tensor]
@@ -22,6 +22,10 @@ class Slices:
     """The slices of a rank of global batches of these sizes, the same on any number of ranks."""
 
     streams = False
+
+    @property
+    def num_replicas(self) -> int:
+        return current_world().size
 
     def __init__(self, sizes: list[int], seed: int = 1) -> None:
         self.sizes, self.seed = sizes, seed
