@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from pipeline.distributed.strategy import Guard, Strategy
+from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import World
 
 
@@ -47,7 +47,7 @@ class GradientAverage:
             scheduler.batch_samples = samples
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> GradientAverage:
         """What discards a window: nothing."""
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from loguru import logger
@@ -12,29 +12,6 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.distributed.world import World
-
-# What torch's integers of the same length are called, for sums of bits.
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class Guard(Protocol):
-    """What discards windows that are not finite."""
-
-    loss: Tensor | None
-
-
-class Window(Protocol):
-    """What gathers gradients over the batches of a window: an OptimScheduler."""
-
-    parameters: list[Tensor]
-    samples: Any
-    discards: bool
-    weighted: bool
-    guarded: bool
-
-    @property
-    def guard(self) -> Guard:
-        """What discards it."""
 
 
 class Computation(nn.Module):
@@ -95,7 +72,7 @@ class Strategy:
         self.in_ddp: Tensor | None = None
         self._more: Tensor | None = None
         self._reduced = self._logged = False
-        self._wrapped: set[Tensor] = set()
+        self._wrapped: list[nn.Parameter] = []
         self._ddp: Callable[..., Any] | None = None
         # Those of the DDP, to set one without a call of nn.Module.
         self._attributes: dict[str, Any] = {}
@@ -105,7 +82,7 @@ class Strategy:
     def begin_pass(self) -> None:
         """Look at what is trained, before the batches of a pass."""
         self.has_more = None
-        if self._ddp and self._wrapped != _trained(self.modules):
+        if self._ddp and {*self._wrapped} != {*_trained(self.modules)}:
             self._ddp = None
 
     def forward(self, batch: Any, loss_name: str, *, closes: bool) -> tuple[Any, dict[str, Tensor]]:
@@ -164,15 +141,11 @@ class Strategy:
     def _zero(self) -> Tensor:
         """A loss whose gradients are zeros; where some may be unused, those of all are."""
         zero = self._numbers.sum() * 0
-        for parameter in () if self.find_unused else _trained(self.modules, ordered=True):
+        for parameter in () if self.find_unused else self._wrapped:
             zero = zero + (parameter * 0).sum().to(zero)
         return zero
 
-    def skips(self, samples: int) -> bool:
-        """Whether nothing goes backward for a batch of so many samples: none of a stand-in, but in DDP zeros."""
-        return not samples and self.in_ddp is None
-
-    def with_numbers(self, loss: Tensor, window: Window, samples: int) -> Tensor:
+    def with_numbers(self, loss: Tensor, window: Any, samples: int) -> Tensor:
         """A loss that is about to go backward, together with the numbers of its window, if its backward averages gradients."""
         marker, self.in_ddp = self.in_ddp, None
         self._reduced = marker is not None and self._attributes["require_backward_grad_sync"]
@@ -189,7 +162,7 @@ class Strategy:
 
     # When a window closes.
 
-    def close(self, window: Window) -> None:
+    def close(self, window: Any) -> None:
         """Make gradients, samples and flags of a window those of all ranks; what follows divides them by the samples."""
         if self._reduced and self._numbers.grad is not None:
             numbers, self._numbers.grad = self._numbers.grad, None
@@ -206,7 +179,7 @@ class Strategy:
             if window.guarded:
                 window.guard.loss = (numbers[1] > 0).float()
 
-    def sum_up(self, window: Window) -> Tensor:
+    def sum_up(self, window: Any) -> Tensor:
         """Sum up gradients and numbers of a window over the ranks, in one piece; where no rank has a gradient, there is none."""
         self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
         parameters = window.parameters
@@ -251,10 +224,8 @@ class Strategy:
             distributed.broadcast(buffer, 0)
 
 
-def _trained(modules: nn.Module | None, *, ordered: bool = False) -> Any:
-    """The parameters that are trained."""
-    own = [parameter for parameter in (modules.parameters() if modules else ()) if parameter.requires_grad]
-    return own if ordered else set(own)
+def _trained(modules: nn.Module | None) -> list[nn.Parameter]:
+    return [parameter for parameter in (modules.parameters() if modules else ()) if parameter.requires_grad]
 
 
 def broadcast_weights(model: nn.Module) -> None:
@@ -270,16 +241,9 @@ def require_equal_weights(models: Mapping[str, nn.Module], world: World) -> None
         ConfigError: they differ; the message names rank, host and parameter.
     """
     sums = {
-        f"the sum of the bits of '{phase}.{name}'": _sum_of_bits(parameter)
+        f"the sum of the bytes of '{phase}.{name}'": parameter.detach().reshape(-1).view(torch.uint8).sum().item()
         for phase, model in models.items()
         for name, parameter in model.named_parameters()
     }
-    names, values = list(sums), torch.stack(list(sums.values())).tolist() if sums else []
     remedy = "step through optimize or fit_batch, and change weights or rates on all ranks alike (every_rank = True)"
-    world.require_equal(dict(zip(names, values, strict=True)), remedy)
-
-
-def _sum_of_bits(parameter: Tensor) -> Tensor:
-    bits = parameter.detach().contiguous().reshape(-1)
-    bits = torch.view_as_real(bits).reshape(-1) if bits.is_complex() else bits
-    return bits.view(_INTEGERS[bits.element_size()]).sum(dtype=torch.int64).cpu()
+    world.require_equal(sums, remedy)

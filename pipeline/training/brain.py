@@ -350,9 +350,11 @@ class Brain:
 
     def _fit_slice(self, batch: Any, strategy: Strategy) -> Tensor:
         """``fit_batch`` on the slice of a batch that this rank has; a stand-in for an empty one counts nothing."""
-        samples = self._pass_numbers.samples = self._samples_of_batch(batch)
-        last = 0 < self._pass_batches == self._batches_taken
-        should_step = last or any(own.batches + 1 >= own.accum_grad for own in self._optim_schedulers)
+        samples = 0 if strategy.stand_in else self._sample_counter(batch) or raise_no_samples(batch)
+        self._pass_numbers.samples = samples
+        should_step = last = 0 < self._pass_batches == self._batches_taken
+        for scheduler in self._optim_schedulers:
+            should_step = should_step or scheduler.batches + 1 >= scheduler.accum_grad
         has_hooks = self._overrides_batch_hooks and not (strategy.stand_in and not strategy.reason)
         if has_hooks:
             self.on_fit_batch_start(batch, should_step)
@@ -378,9 +380,13 @@ class Brain:
 
     def _compute(self, batch: Any) -> tuple[Any, Losses]:
         """Predictions and losses of a training batch."""
-        with self._train_autocast or nullcontext():
-            predictions = self.compute_forward(batch, TRAIN)
-            returned = self.compute_objectives(predictions, batch, TRAIN)
+        if self._train_autocast and not autocast_enabled(self.device):
+            with self._train_autocast:
+                return self._compute(batch)
+        predictions = self.compute_forward(batch, TRAIN)
+        returned = self.compute_objectives(predictions, batch, TRAIN)
+        if type(returned) is Tensor and not returned.ndim:
+            return predictions, {"loss": returned}
         return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
@@ -453,10 +459,8 @@ class Brain:
         strategy.device, strategy.find_unused = self.device, options.find_unused_parameters
         for scheduler in schedulers:
             scheduler.strategy = strategy
-        if len(schedulers) != 1:
-            strategy.reason = f"it has {len(schedulers)} optim_schedulers"
-        elif not schedulers[0].owns_all or schedulers[0].step_per_update > 1:
-            strategy.reason = "not all of the modules are trained at each step"
+        if [own.owns_all and own.step_per_update == 1 for own in schedulers] != [True]:
+            strategy.reason = f"{type(self).__name__} has not one optimizer that trains all of it at each step"
         elif overridden(self, Brain, "fit_batch"):
             strategy.reason = f"{type(self).__name__} has its own fit_batch"
 
@@ -590,9 +594,9 @@ class Brain:
 
     def _reported_loss(self, losses: Losses) -> Tensor:
         """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""
-        others = [name for name in losses if name != "loss"]
-        for name in others:
-            self._pass_numbers.log(name, losses[name])
+        for name in losses:
+            if name != "loss":
+                self._pass_numbers.log(name, losses[name])
         if "loss" in losses:
             return losses["loss"].detach()
         return torch.stack([loss.detach() for loss in losses.values()]).sum()

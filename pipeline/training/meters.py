@@ -170,5 +170,9 @@ def count_together(loss: Meter, logged: Meters, samples: int, world: World) -> i
 
 def mean_of_slices(slices: tuple[tuple[float, int], ...]) -> tuple[float, int]:
     """The loss of a batch, of those of its slices."""
-    samples = sum(own for _, own in slices)
-    return (sum(value * own for value, own in slices if own) / samples if samples else 0.0), samples
+    total, samples = 0.0, 0
+    # A sum of a comprehension would be several calls a step.
+    for value, own in slices:
+        if own:
+            total, samples = total + value * own, samples + own
+    return total / (samples or 1), samples

@@ -439,7 +439,7 @@ class OptimScheduler(ABC):
                 gradients[0].div_((1 - self.guard.loss).to(gradients[0].device))
             self.scaler.unscale_(self.optimizer)
         if gradients and (self.weighted or self.accum_grad > 1):
-            torch._foreach_div_(gradients, self.samples if isinstance(self.samples, Tensor) else float(self.samples))
+            torch._foreach_div_(gradients, self.samples if type(self.samples) is Tensor else float(self.samples))
         norm, judges = None, self.grad_clip is not None or self.check_gradients
         if gradients and (judges or self.measures_norm):
             norm = self.gradient_norm = self.guard.norm_of(gradients, self.grad_norm_type)
@@ -699,7 +699,8 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
     """
     first, strategy = group[0], group[0].strategy
     weighted = strategy is not None
-    if strategy is not None and strategy.skips(samples):
+    if strategy is not None and strategy.in_ddp is None and not samples:
+        # In DDP, a rank without samples gives zeros.
         return True
     if not loss.requires_grad:
         remedy = "compute it from the model's output, outside of torch.no_grad()"

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import EntryState, PassState, mapping_of
@@ -265,7 +266,7 @@ class TrainPass:
         self.order_is_drawn = bool(random_sampler_of(loader))
         set_epoch(loader, self.number)
         # Else the ranks would close their last windows after different batches.
-        sure = current_world().size == 1 or not getattr(loader, "streams", True)
+        sure = current_world().size == 1 or has_as_many_on_all(loader)
         count = length(loader) or 0 if sure and not self.repeat else 0
         if not self.open:
             loop.start(self, count)
@@ -485,3 +486,10 @@ class PassIterator(Iterator[Any]):
     def close(self) -> None:
         """End the pass."""
         self._batches.close()
+
+
+def has_as_many_on_all(loader: Any) -> bool:
+    """Whether each rank has as many batches of a loader; of a stream nobody knows."""
+    dataset = getattr(loader, "dataset", None)
+    counts = current_world().all_gather(None if isinstance(dataset, IterableDataset) else length(loader))
+    return None not in counts and len(set(counts)) == 1

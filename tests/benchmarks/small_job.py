@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl, stages
 from pipeline.context import Context
+from pipeline.distributed.world import current_world
 
 Batch = tuple[Tensor, Tensor]
 BATCH_SIZE = 32
@@ -178,7 +179,7 @@ def by_run(
     Network.batches = data(steps) if data else []
     with tempfile.TemporaryDirectory() as folder:
         config = {
-            "output_dir": folder,
+            "output_dir": current_world().broadcast(folder),
             "plugins": [*plugins, clocked(clock)],
             "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.1}},
             "dataset": [{"name": "data", "class_path": partial(table, steps, kind), "batch_size": BATCH_SIZE}],

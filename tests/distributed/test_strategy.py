@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,104 +14,353 @@ from torch import Tensor, nn
 from pipeline import Brain, Stage
 from pipeline.data.batch import EmptySlice
 from pipeline.distributed.world import current_world
+from pipeline.errors import DivergedError, PipelineError
 from pipeline.training.phase import begin_on_ranks
 from tests.distributed.ranks import Ranks
 
 Batch = tuple[Tensor, Tensor]
 
+# Of global batches; the last ones leave ranks without a sample.
+SIZES = [8, 8, 7, 8, 6, 5, 8, 2, 1, 3]
+
+
+def batches(sizes: list[int], bad: int | None = None) -> Iterator[Batch]:
+    """Random batches; the last sample of the one with this number is not finite."""
+    generator = torch.Generator().manual_seed(1)
+    for number, size in enumerate(sizes):
+        inputs = torch.randn(size, 6, generator=generator)
+        if number == bad:
+            inputs[-1, 0] = math.nan
+        yield inputs, torch.randint(4, (size,), generator=generator)
+
 
 class Slices:
-    """The slices of a rank of global batches of these sizes, the same on any number of ranks."""
+    """The slices of global batches that this rank has."""
 
-    streams = False
+    def __init__(self, sizes: list[int], bad: int | None = None) -> None:
+        self.sizes, self.bad = sizes, bad
 
     @property
     def num_replicas(self) -> int:
         return current_world().size
 
-    def __init__(self, sizes: list[int], seed: int = 1) -> None:
-        self.sizes, self.seed = sizes, seed
-
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def whole(self) -> Iterator[Batch]:
-        random = torch.Generator().manual_seed(self.seed)
-        for size in self.sizes:
-            yield torch.randn(size, 6, generator=random), torch.randint(4, (size,), generator=random)
-
     def __iter__(self) -> Iterator[Any]:
         world = current_world()
-        for inputs, target in self.whole():
+        for inputs, target in batches(self.sizes, self.bad):
             own = inputs.tensor_split(world.size)[world.rank], target.tensor_split(world.size)[world.rank]
             yield own if len(own[0]) else EmptySlice((inputs[:1], target[:1]))
 
 
-def network() -> nn.Module:
-    torch.manual_seed(current_world().rank)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+class Streams:
+    """Batches of streams, one for each rank, which has a number of its own; nobody knows which."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    @property
+    def num_replicas(self) -> int:
+        return current_world().size
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.of(current_world().rank)
+
+    def of(self, rank: int) -> Iterator[Batch]:
+        for inputs, target in batches([4, 3, 5, 2, 6][: self.lengths[rank]]):
+            yield inputs + rank, target
+
+
+class Net(nn.Module):
+    """Smooth; of a part nobody makes anything, another has a part in some batches alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 16), nn.Linear(16, 4)
+        self.odd, self.idle = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, inputs: Tensor, *, odd: bool) -> Tensor:
+        scores: Tensor = self.head(torch.tanh(self.body(inputs)))
+        return scores + self.odd if odd else scores
 
 
 class Classifier(Brain):
-    """A smooth model."""
+    """Logs a number of each batch, and on rank 1 another."""
+
+    some_unused = False
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(current_world().rank)
+        net = Net()
+        if not self.some_unused:
+            del net.idle, net.odd
+        super().__init__(
+            {"net": net},
+            lambda own: torch.optim.SGD(own, lr=0.5, weight_decay=0.01),
+            run_opts={"device": "cpu", **options},
+        )
+        self.means: dict[str, float] = {}
+        self.hooked = 0
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Tensor:
-        scores: Tensor = self.modules.net(batch[0])
+        scores: Tensor = self.modules.net(batch[0], odd=self.some_unused and len(batch[0]) % 2 == 1)
         return scores
 
     def compute_objectives(self, predictions: Tensor, batch: Batch, stage: Stage) -> Tensor:
+        self.log("mean", batch[0].mean())
+        if current_world().rank == 1:
+            self.log("second", batch[0].mean())
         return nn.functional.cross_entropy(predictions, batch[1])
 
+    def on_fit_batch_start(self, batch: Batch, should_step: bool) -> None:
+        self.hooked += 1
 
-def fitted(sizes: list[int], **options: Any) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The weights after a fit, on each rank."""
-    brain = Classifier(
-        {"net": network()}, lambda own: torch.optim.SGD(own, lr=0.5), run_opts={"device": "cpu", **options}
-    )
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        self.means = {"loss": stage_loss, **self._pass_numbers.means()}
+
+
+class SomeUnused(Classifier):
+    some_unused = True
+
+
+class Stepping(Classifier):
+    """Its own fit_batch, around ours."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        return super().fit_batch(batch)
+
+
+class SteppingUnused(Stepping):
+    some_unused = True
+
+
+class TwoOptimizers(Classifier):
+    def init_optimizers(self) -> None:
+        for name in ("body", "head"):
+            own = getattr(self.modules.net, name).parameters()
+            self.optimizers_dict[name] = torch.optim.SGD(own, lr=0.5, weight_decay=0.01)
+
+
+class ByItself(Classifier):
+    """Steps an optimizer that nothing of ours knows."""
+
+    def init_optimizers(self) -> None:
+        self.own = torch.optim.SGD(self.modules.parameters(), lr=0.5)
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+        loss.backward()
+        self.own.step()
+        return loss.detach()
+
+
+KINDS = {kind.__name__: kind for kind in (Classifier, SomeUnused, Stepping, SteppingUnused, TwoOptimizers, ByItself)}
+
+
+def fitted(kind: str, data: Any, **options: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights after a fit, on each rank; and its numbers."""
+    brain = KINDS[kind](**options)
     begin_on_ranks(brain, 0)
-    brain.fit(range(2), Slices(sizes), progressbar=False)
-    return brain.modules.state_dict(), dict(brain._train_state)
+    brain.fit(range(2), data, progressbar=False)
+    numbers = {**brain.means, **brain._train_state, "hooked": brain.hooked, "bad": brain._pass_loss.nonfinite}
+    assert brain._strategy
+    return brain.modules.state_dict(), {**numbers, "reason": brain._strategy.reason}
 
 
-def by_hand(sizes: list[int], accum: int = 1, clip: float = 5.0) -> dict[str, Tensor]:
-    """The weights after the same by a plain loop, of one process."""
-    net = nn.ModuleDict({"net": network()})
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    for _ in range(2):
-        samples = 0
-        for number, (inputs, target) in enumerate(Slices(sizes).whole(), 1):
-            (nn.functional.cross_entropy(net["net"](inputs), target) * len(target)).backward()
-            samples += len(target)
-            if number % accum == 0 or number == len(sizes):
+def by_hand(
+    kind: str, whole: list[Batch], accum: int = 1, clip: float = 5.0, epochs: int = 2
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The same by a plain loop, of one process."""
+    brain = KINDS[kind]()
+    net, optimizer = brain.modules["net"], torch.optim.SGD(brain.modules.parameters(), lr=0.5, weight_decay=0.01)
+    for _ in range(epochs):
+        window, losses, samples, finite = 0, 0.0, 0, True
+        for number, batch in enumerate(whole, 1):
+            size = len(batch[1])
+            loss = nn.functional.cross_entropy(net(batch[0], odd=brain.some_unused and bool(size % 2)), batch[1])
+            (loss * size).backward()
+            window += size
+            finite = finite and bool(loss.isfinite())
+            if loss.isfinite():
+                losses, samples = losses + loss.item() * size, samples + size
+            if number % accum == 0 or number == len(whole):
                 for parameter in net.parameters():
-                    parameter.grad /= samples
+                    if parameter.grad is not None:
+                        parameter.grad /= window
                 nn.utils.clip_grad_norm_(net.parameters(), clip)
-                optimizer.step()
+                if finite:
+                    optimizer.step()
                 optimizer.zero_grad()
-                samples = 0
-    return net.state_dict()
+                window, finite = 0, True
+    return brain.modules.state_dict(), {"loss": losses / samples}
 
 
-def assert_same(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Within 1e-6 of the largest of each tensor."""
-    assert weights.keys() == expected.keys()
-    for name, own in weights.items():
-        assert (own - expected[name]).abs().max() <= 1e-6 * expected[name].abs().max(), name
+def assert_same(found: tuple[dict[str, Tensor], dict[str, Any]], expected: tuple[dict[str, Tensor], Any]) -> None:
+    """Within 1e-6 of the largest of each tensor; and numbers within 1e-6."""
+    assert found[0].keys() == expected[0].keys()
+    for name, own in found[0].items():
+        assert (own - expected[0][name]).abs().max() <= 1e-6 * expected[0][name].abs().max(), name
+    assert found[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-6)
 
 
-SIZES = [8, 8, 7, 8, 6, 5, 8, 2, 1, 3]
-
-
-@pytest.mark.parametrize("accum", [1, 3])
-@pytest.mark.parametrize("clip", [5.0, 0.05])
-def test_weights_are_those_of_one_process(two_ranks: Ranks, three_ranks: Ranks, accum: int, clip: float) -> None:
-    expected = by_hand(SIZES, accum, clip)
+@pytest.mark.parametrize(("accum", "clip"), [(1, 0.05), (3, 5.0)])
+@pytest.mark.parametrize("kind", ["Classifier", "Stepping", "TwoOptimizers"])
+def test_weights_are_those_of_one_process(
+    two_ranks: Ranks, three_ranks: Ranks, kind: str, accum: int, clip: float
+) -> None:
+    if kind == "TwoOptimizers" and clip < 1:
+        pytest.skip("each of its optimizers clips its own gradients")
+    expected = by_hand(kind, list(batches(SIZES)), accum, clip)
     for ranks in (two_ranks, three_ranks):
-        results = ranks(fitted, SIZES, grad_accumulation_factor=accum, max_grad_norm=clip)
-        for weights, counters in results:
-            assert_same(weights, expected)
-            assert counters["samples"] == 2 * sum(SIZES)
-        again = ranks(fitted, SIZES, grad_accumulation_factor=accum, max_grad_norm=clip)
-        for (first, _), (second, _) in zip(results, again, strict=True):
-            assert all(torch.equal(first[name], results[0][0][name]) for name in first)
-            assert all(torch.equal(first[name], second[name]) for name in first)
+        results = ranks(fitted, kind, Slices(SIZES), grad_accumulation_factor=accum, max_grad_norm=clip)
+        for result in results:
+            assert_same(result, expected)
+            assert all(torch.equal(own, results[0][0][name]) for name, own in result[0].items())
+            assert result[1]["samples"] == 2 * sum(SIZES)
+            assert result[1]["update"] == 2 * math.ceil(len(SIZES) / accum)
+            assert result[1]["mean"] == pytest.approx(results[0][1]["mean"])
+        assert [bool(numbers["reason"]) for _, numbers in results] == [kind != "Classifier"] * ranks.size
+
+
+def test_two_equal_fits_come_to_the_same_bits(three_ranks: Ranks) -> None:
+    first, second = (three_ranks(fitted, "Classifier", Slices(SIZES), grad_accumulation_factor=2) for _ in range(2))
+    for (ours, numbers), (theirs, others) in zip(first, second, strict=True):
+        assert all(torch.equal(own, theirs[name]) for name, own in ours.items())
+        assert numbers == others
+
+
+def test_a_rank_without_samples_has_no_hook_and_no_number_of_the_batch(three_ranks: Ranks) -> None:
+    results = three_ranks(fitted, "Classifier", Slices([6, 1, 2]))
+    assert [numbers["hooked"] for _, numbers in results] == [6, 4, 2]
+    whole = list(batches([6, 1, 2]))
+    assert results[0][1]["mean"] == pytest.approx(torch.cat([inputs for inputs, _ in whole]).mean().item())
+    own = torch.cat([whole[0][0][2:4], whole[2][0][1:2]]).mean().item()
+    # Only rank 1 has logged it; all report it.
+    assert [numbers["second"] for _, numbers in results] == pytest.approx([own] * 3)
+
+
+@pytest.mark.parametrize("kind", ["SomeUnused", "SteppingUnused"])
+def test_a_parameter_without_a_gradient_has_none_on_all_ranks(three_ranks: Ranks, kind: str) -> None:
+    # Of 2, no rank has an odd slice, or rank 0 and 1 have; weight decay would show a gradient of zeros.
+    results = three_ranks(fitted, kind, Slices([6, 2, 7]), find_unused_parameters=True, max_grad_norm=None)
+    for weights, _ in results:
+        assert torch.equal(weights["net.idle"], torch.ones(4))
+        assert torch.equal(weights["net.odd"], results[0][0]["net.odd"])
+    # As one process computes slices, one after the other.
+    brain = KINDS[kind]()
+    net, optimizer = brain.modules["net"], torch.optim.SGD(brain.modules.parameters(), lr=0.5, weight_decay=0.01)
+    for inputs, target in [*batches([6, 2, 7])] * 2:
+        for part, labels in zip(inputs.tensor_split(3), target.tensor_split(3), strict=True):
+            if len(labels):
+                loss = nn.functional.cross_entropy(net(part, odd=len(labels) % 2 == 1), labels)
+                (loss * len(labels) / len(target)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, own in brain.modules.state_dict().items():
+        assert (own - results[0][0][name]).abs().max() <= 1e-6 * own.abs().max(), name
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("kind", ["Classifier", "Stepping"])
+@pytest.mark.parametrize("lengths", [[2, 5, 0], [3, 1, 1]])
+def test_streams_go_on_until_all_have_ended(three_ranks: Ranks, kind: str, lengths: list[int], accum: int) -> None:
+    streams = Streams(lengths)
+    of_ranks = [list(streams.of(rank)) for rank in range(3)]
+    whole = []
+    for number in range(max(lengths)):
+        parts = [own[number] for own in of_ranks if number < len(own)]
+        whole.append((torch.cat([inputs for inputs, _ in parts]), torch.cat([target for _, target in parts])))
+    expected = by_hand(kind, whole, accum)
+    for result in three_ranks(fitted, kind, streams, grad_accumulation_factor=accum):
+        assert_same(result, expected)
+        assert result[1]["samples"] == 2 * sum(len(target) for _, target in whole)
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("kind", ["Classifier", "Stepping"])
+def test_a_loss_that_is_not_finite_on_one_rank_is_discarded_by_all(two_ranks: Ranks, kind: str, accum: int) -> None:
+    expected = by_hand(kind, list(batches(SIZES, bad=3)), accum)
+    for result in two_ranks(fitted, kind, Slices(SIZES, bad=3), grad_accumulation_factor=accum):
+        assert_same(result, expected)
+        assert result[1]["bad"] == 1
+
+
+def diverging(kind: str) -> str:
+    """What is raised on this rank, where every batch has a sample that is not finite."""
+    brain = KINDS[kind](nonfinite_patience=1)
+    begin_on_ranks(brain, 0)
+    data = Slices([4] * 6)
+    generator = iter(data)
+    bad = [(inputs * (math.nan if current_world().rank else 1), target) for inputs, target in generator]
+    try:
+        brain.fit(range(1), Given(bad), progressbar=False)
+    except DivergedError as error:
+        return str(error)
+    return ""
+
+
+class Given(Slices):
+    """These batches."""
+
+    def __init__(self, given: list[Batch]) -> None:
+        super().__init__([0] * len(given))
+        self.given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.given)
+
+
+@pytest.mark.parametrize("kind", ["Classifier", "Stepping"])
+def test_training_that_diverges_on_one_rank_ends_all_alike(two_ranks: Ranks, kind: str) -> None:
+    messages = two_ranks(diverging, kind)
+    assert messages[0] == messages[1]
+    assert "'loss' is nan: 2 of its losses in this epoch were not finite, the first in iteration 1" in messages[0]
+
+
+def found_by_the_fingerprint(kind: str) -> str:
+    """What is raised on this rank."""
+    try:
+        fitted(kind, Slices([4, 4]))
+    except PipelineError as error:
+        return str(error)
+    return ""
+
+
+def test_an_optimizer_that_steps_by_itself_is_found_after_the_first_update() -> None:
+    ranks = Ranks(2)
+    messages = ranks(found_by_the_fingerprint, "ByItself")
+    ranks.stop()
+    assert all(
+        "rank 1 on" in message and "net.body" in message and "through optimize" in message for message in messages
+    )
+
+
+def drawn() -> tuple[float, float]:
+    """What each generator draws next."""
+    torch.manual_seed(5)
+    random.seed(5)
+    begin_on_ranks(Classifier(), 5)
+    return torch.rand(()).item(), random.random()
+
+
+def test_rank_0_draws_as_one_process_and_each_other_by_itself(three_ranks: Ranks) -> None:
+    results, again = three_ranks(drawn), three_ranks(drawn)
+    assert results == again
+    assert len(set(results)) == 3
+    assert results[0] == drawn()
+
+
+def buffers_of() -> Tensor:
+    brain = Classifier()
+    brain.modules["norm"] = nn.BatchNorm1d(2)
+    brain.modules["norm"].running_mean.fill_(current_world().rank)
+    brain.bind("", {})
+    assert brain._strategy
+    brain._strategy.sync_buffers()
+    mean: Tensor = brain.modules["norm"].running_mean
+    return mean
+
+
+def test_buffers_of_rank_0_go_to_all(two_ranks: Ranks) -> None:
+    assert all(torch.equal(mean, torch.zeros(2)) for mean in two_ranks(buffers_of))
