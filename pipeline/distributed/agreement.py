@@ -15,7 +15,7 @@ from pipeline.signals import SHUTDOWN
 _T = TypeVar("_T")
 
 # Seconds between two looks, by the clock of rank 0, and the most iterations: steps may become slower.
-INTERVAL, LONGEST_STRIDE = 0.1, 100
+INTERVAL, LONGEST_STRIDE = 0.1, 50
 
 # Looks after which those are deleted that all have read.
 KEPT = 100
@@ -98,7 +98,8 @@ class Agreement:
         else:
             said = world.get(key)
         self._number += 1
-        world.put(f"seen/{world.rank}", context.peek("train_state")["iteration"])
+        # Where it was last, should it hang.
+        world.store.set(f"seen/{world.rank}", str(context.peek("train_state")["iteration"]))
         self._forget()
         self.next = position + said[2]
         for what, value in said[0]:

@@ -407,11 +407,15 @@ class TrainLoop(PassLoop):
         return True
 
     def _do_due(self, training: TrainPass) -> bool:
-        self._leader, self._due_since = training if training in self.work else None, 0
-        self.checkpoints.notify_saved()
         due: Sequence[bool] = self.schedule.due(self.counters)
         if self.agreement:
             due = self.agreement.look(self.counters["iteration"], *due)
+            # A look alone, mostly: what is asked for has set the next iteration to 0.
+            if not (any(due) or self.due == 0 or self.validation.running or self.schedule.over(self.counters)):
+                self.look_ahead()
+                return True
+        self._leader, self._due_since = training if training in self.work else None, 0
+        self.checkpoints.notify_saved()
         printing, validating, saving, exporting = due
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
         validating, saving = validating or self.validation.running, saving or self.validation.running
