@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.workspaces import package_name
 
 FOLDER = Path(__file__).parents[1] / "workspace_examples" / "tdm"
@@ -236,9 +236,9 @@ def test_a_process_of_a_cluster_takes_the_tree_alone_from_the_checkpoint(train: 
     assert fresh.keys() == loaded.keys()
 
 
-def test_a_process_of_a_cluster_without_a_checkpoint_says_what_to_name(train: Train) -> None:
-    with pytest.raises(ConfigError, match="on a cluster the tree comes from init_model_path, which is not set; name a"):
-        train(instance_class_path="{workspace}/data.py:Cluster")
+def test_a_process_of_a_cluster_without_a_checkpoint_takes_the_tree_of_the_files(train: Train) -> None:
+    of_one, of_cluster = state_of(train()), state_of(train(instance_class_path="{workspace}/data.py:Cluster"))
+    assert all(torch.equal(tensor, of_one[name]) for name, tensor in of_cluster.items())
 
 
 def test_a_model_to_begin_with_brings_its_tree_along(train: Train, tmp_path: Path) -> None:

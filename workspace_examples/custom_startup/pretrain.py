@@ -14,6 +14,8 @@ class Instance(stages.Instance):
 
     def instance(self, context: Context) -> None:
         super().instance(context)
+        if not context["world"].is_main:
+            return
         points = Rings(size=512).points
         encoder = Encoder(context["hyper_parameters"]["width"])
         head = torch.nn.Linear(context["hyper_parameters"]["width"], 1)

@@ -24,7 +24,9 @@ class Startup(stages.Startup):
 
     def startup(self, context: Context) -> None:
         super().startup(context)
-        weights = safetensors.torch.load_file(self.path)
+        # Of several processes the first reads the file, and the others get what it holds.
+        world = context["world"]
+        weights = world.broadcast(safetensors.torch.load_file(self.path) if world.is_main else {})
         for name, entry in context["model"].items():
             module = entry["model"].get_submodule(self.part)
             wrong = module.load_state_dict(weights, strict=False)

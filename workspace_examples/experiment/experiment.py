@@ -1,6 +1,7 @@
-"""A model that takes the noise off a wave; as a stage of `config.yaml`, and alone with `python experiment.py`."""
+"""A model that takes the noise off a wave; as a stage of `config.yaml`, and alone with `python experiment.py` or torchrun."""
 
 import math
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +73,9 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     training = SimpleNamespace(max_iteration=200, valid_interval=50, save_interval=100, noise=0.5)
     config = SimpleNamespace(learning_rate=0.01, batch_size=32, training=training)
-    args = SimpleNamespace(device="cpu", nprocs=1, output="runs/denoising", checkpoint_path=None)
+    args = SimpleNamespace(
+        device="cpu", nprocs=int(os.environ.get("WORLD_SIZE", "1")), output="runs/denoising", checkpoint_path=None
+    )
     experiment = Denoising(config, args)
     experiment.setup()
     experiment.run()

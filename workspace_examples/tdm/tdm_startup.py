@@ -8,16 +8,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline import Context, EngineMode, stages
-from pipeline.errors import ConfigError, DataError
-
-from .build_tree import Tables
-from .model import Model
+from pipeline.errors import DataError
 
 TREE = ("tree.layers", "tree.travel", "tree.info", "scorer.embeddings.weight")
 
 
 class Startup(stages.Startup):
-    """A single process loads the tree from its files; each of a cluster takes it, and no more, from ``init_model_path``.
+    """A single process loads the tree from its files; of several, rank 0 does, or takes it alone from ``init_model_path``.
 
     Args:
         context: the run's.
@@ -46,23 +43,29 @@ class Startup(stages.Startup):
         super().startup(context)
         if context["runner"].init_model_path or context["is_infer"]:
             return
-        layers, travel, info = map(read_table, (self.tree_layer_path, self.tree_travel_path, self.tree_info_path))
-        embeddings = torch.load(self.tree_emb_path, weights_only=True)
+        tree = self.read_files()
         for phase in context["model"].values():
-            model: Model = phase.model
-            model.tree.arrange(Tables(layers, torch.stack(travel), torch.stack(info)))
-            model.scorer.embeddings.load_state_dict(embeddings)
-            logger.info(f"a tree of {len(layers)} layers and {len(travel)} items is loaded from {self.tree_layer_path}")
+            phase.brain.modules.load_state_dict(tree, strict=False)
 
     def _cluster_startup(self, context: Context) -> None:
-        """All processes need the same tree; the other weights are as the model's constructor makes them."""
-        path = context["runner"].init_model_path
-        if not path:
-            raise ConfigError("on a cluster the tree comes from init_model_path, which is not set; name a checkpoint")
+        """All processes need the same tree: rank 0 reads it. The other weights are as the model's constructor makes them."""
+        path, world = context["runner"].init_model_path, context["world"]
         for name, phase in context["model"].items():
-            weights = load_file(Path(str(path)) / f"{name}.safetensors")
-            phase.brain.modules.load_state_dict({tensor: weights[tensor] for tensor in TREE}, strict=False)
-            logger.info(f"the tree of {name} is loaded from {path}")
+            tree: dict[str, Tensor] = {}
+            if world.is_main and path:
+                weights = load_file(Path(str(path)) / f"{name}.safetensors")
+                tree = {tensor: weights[tensor] for tensor in TREE}
+                logger.info(f"the tree of {name} is loaded from {path}")
+            elif world.is_main:
+                tree = self.read_files()
+            phase.brain.modules.load_state_dict(world.broadcast(tree), strict=False)
+
+    def read_files(self) -> dict[str, Tensor]:
+        """The tree that the files hold, by the names that it has in the model."""
+        layers, travel, info = map(read_table, (self.tree_layer_path, self.tree_travel_path, self.tree_info_path))
+        embeddings = torch.load(self.tree_emb_path, weights_only=True)["weight"]
+        logger.info(f"a tree of {len(layers)} layers and {len(travel)} items is loaded from {self.tree_layer_path}")
+        return dict(zip(TREE, (torch.cat(layers), torch.stack(travel), torch.stack(info), embeddings), strict=True))
 
 
 def read_table(path: str) -> list[Tensor]:

@@ -1,0 +1,87 @@
+"""Examples on two processes, which ``pipeline run --nproc 2`` starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "workspace_examples"
+Ran = Callable[..., Path]
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Ran:
+    """The run directory of an example, run on so many processes."""
+
+    def run(example: str, count: int, *overrides: str) -> Path:
+        output = tmp_path / f"{example}-{count}-{len(list(tmp_path.iterdir()))}"
+        command = ["-m", "pipeline", "run", str(EXAMPLES / example), "--nproc", str(count), f"output_dir={output}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *command, *overrides], check=False, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return output / example / "latest"
+
+    return run
+
+
+def numbers(run_dir: Path, runner: str = "train_runner") -> dict[str, Any]:
+    """Those of the last epoch."""
+    lines = (run_dir / runner / "metrics.jsonl").read_text().splitlines()
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def weights(run_dir: Path, phase: str) -> dict[str, torch.Tensor]:
+    newest = max((run_dir / "train_runner" / "checkpoints").glob("step-*"))
+    return load_file(newest / f"{phase}.safetensors")
+
+
+def test_movielens_deepfm_has_the_auc_of_one_process_on_two(ran: Ran) -> None:
+    seeds = ["runner.train_runner.seed=0", "runner.train_runner.seed=1", "runner.train_runner.seed=2"]
+    of_one = [numbers(ran("movielens_deepfm", 1, "mode=train_runner", seed))["valid_auc"] for seed in seeds]
+    run_dir = ran("movielens_deepfm", 2)
+    validated, inferred = numbers(run_dir)["valid_auc"], numbers(run_dir, "infer_runner")["auc"]
+    assert min(of_one) - 0.002 < validated < max(of_one) + 0.002
+    assert inferred == validated
+    # Dropout alone draws other numbers: without it two processes come to what one comes to.
+    plain = ["mode=train_runner", "hyper_parameters.dropout=0", "runner.train_runner.max_steps=20"]
+    one, two = (numbers(ran("movielens_deepfm", count, *plain)) for count in (1, 2))
+    assert two["valid_auc"] == pytest.approx(one["valid_auc"], abs=1e-4)
+    predictions = (run_dir / "infer_runner" / "ctr_predictions.jsonl").read_text().splitlines()
+    assert len(predictions) == 10_000
+
+
+def test_gan_on_two_processes_makes_points_near_the_modes(ran: Ran) -> None:
+    found = numbers(ran("gan", 2))
+    assert found["valid_modes"] == 8
+    assert found["valid_on_ring"] > 0.5
+
+
+def test_custom_startup_on_two_processes_keeps_the_weights_of_the_file(ran: Ran) -> None:
+    one, run_dir = ran("custom_startup", 1), ran("custom_startup", 2, "dataset.train_data.batch_size=16")
+    given, trained = load_file(run_dir / "encoder.safetensors"), weights(run_dir, "rings")
+    assert all(torch.equal(trained[f"encoder.{name}"], own) for name, own in given.items())
+    assert numbers(run_dir)["valid_accuracy"] == pytest.approx(numbers(one)["valid_accuracy"], abs=0.01)
+
+
+def test_tdm_on_two_processes_finds_as_many_films_as_on_one(ran: Ran) -> None:
+    less = ["mode=train_runner", "runner.train_runner.epochs=2"]
+    one, two = (numbers(ran("tdm", count, *less)) for count in (1, 2))
+    # Each process takes 512 samples at once.
+    assert two["valid_recall"] > 0.8 * one["valid_recall"]
+
+
+def test_experiment_on_two_processes_leaves_as_little_of_the_noise(ran: Ran) -> None:
+    assert numbers(ran("experiment", 2))["noise_left"] < 0.2
