@@ -19,10 +19,10 @@ from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io,
 from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_training
-from pipeline.checkpoint.shared_save import Contents, SharedSave
+from pipeline.checkpoint.shared_save import SharedSave
 from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
-from pipeline.checkpoint.store import FEWEST, CheckpointWriter, newest_valid
+from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, newest_valid
 from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
 from pipeline.distributed.world import current_world
@@ -138,7 +138,7 @@ class Checkpointer:
         if iterations is None:
             iterations = reader.iterations_at(metrics, train_state["iteration"])
         counted = {"train_state": dict(train_state), "metrics": metrics, "iterations": iterations}
-        shared = SharedSave(final.name) if current_world().size > 1 else None
+        shared = SharedSave() if current_world().size > 1 else None
         work = partial(self._write, final, self._snapshot(models, counted, training), shared)
         if self._asynchronous:
             self._background.start(work)
@@ -281,16 +281,11 @@ class Checkpointer:
         return memory
 
     def _write(self, final: Path, contents: Contents, shared: SharedSave | None) -> None:
-        """Save, remove old ones, and report the checkpoint."""
-
-        def commit() -> bool:
-            is_new = self._saver.save(final.name, contents, shared)
-            if is_new:
-                self._saver.remove_old(final, self._protected)
-            return is_new
-
-        if shared.save(commit, self._folder, contents, self._saver.disk) if shared else commit():
+        """Save, then report the checkpoint and remove old ones."""
+        if self._saver.save(final.name, contents, shared):
             self._committed.append(final)
+            if current_world().is_main:
+                self._saver.remove_old(final, self._protected)
 
 
 def _tensors_of(models: Models, training: Mapping[str, Any] | None) -> dict[str, safetensors_io.TensorFile]:

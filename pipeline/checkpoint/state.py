@@ -125,7 +125,7 @@ class PassState(StateModel):
     train_loss: MeterState
     logged: dict[str, MeterState]
     discarded: list[tuple[int, str]]
-    metrics: dict[str, OwnState | list[OwnState]] = {}
+    metrics: Mapping[str, OwnState | list[OwnState]] = {}
 
 
 class BestState(StateModel):
@@ -497,25 +497,25 @@ def _drawn(parts: Sequence[Any], rank: int) -> Any:
 
 
 def _total(parts: Sequence[Any], rank: int) -> Any:
-    """The sum for rank 0, or whether it is true of any rank; nothing for the others."""
-    if isinstance(parts[0], bool):
-        return any(parts)
+    """The sum for rank 0, nothing for the others."""
     return parts[0] * 0 if rank else sum(parts[1:], parts[0])
 
 
-def _each(rule: _Rule) -> _Rule:
-    """The rule for each value of a mapping, by name."""
+def _each(rule: _Rule, parts: Sequence[Any], rank: int) -> Any:
+    """What a rule makes of each value of mappings, by name."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: rule([part[name] for part in parts if name in part], rank) for name in names}
 
-    def of_names(parts: Sequence[Any], rank: int) -> Any:
-        names = dict.fromkeys(name for part in parts for name in part)
-        return {name: rule([part[name] for part in parts if name in part], rank) for name in names}
 
-    return of_names
+def _window(parts: Sequence[Any], rank: int) -> Any:
+    """The samples of a window in which all ranks had as many batches; one that discards it speaks for all."""
+    samples = _total([part["samples"] for part in parts], rank)
+    return {**parts[0], "samples": samples, "discards": any(part["discards"] for part in parts)}
 
 
 def _pass(parts: Sequence[Any], rank: int) -> Any:
-    """The running means, which are of all ranks; of each metric the states of all, for rank 0."""
-    metrics = {} if rank else _each(lambda states, _: [*states])([part["metrics"] for part in parts], rank)
+    """That of the rank; of each metric the states of all ranks, for rank 0. The means are of all ranks anyway."""
+    metrics = {} if rank else {name: [part["metrics"][name] for part in parts] for name in parts[0]["metrics"]}
     return {**_kept(parts, rank), "metrics": metrics}
 
 
@@ -523,10 +523,9 @@ def _pass(parts: Sequence[Any], rank: int) -> Any:
 # is alike on all ranks, and rank 0 saves it.
 _OWN: dict[str, _Rule] = {
     "random": _drawn,
-    "gradients": _each(_each(_total)),
+    "gradients": partial(_each, partial(_each, _total)),
     "recoverables": _kept,
-    "optim_schedulers.*.*.state.window.samples": _total,
-    "optim_schedulers.*.*.state.window.discards": _total,
+    "optim_schedulers.*.*.state.window": _window,
     "loop.outer.*.state": _pass,
     "loop.inner.*.state": _pass,
     "fit.running.state": _pass,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from loguru import logger
@@ -12,7 +13,7 @@ from loguru import logger
 from pipeline.checkpoint import layout, reader, storage
 from pipeline.checkpoint.layout import FOLDER, FileEntry
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.shared_save import Contents, SharedSave
+from pipeline.checkpoint.shared_save import SharedSave
 from pipeline.checkpoint.storage import DISK, Buffer, Disk
 from pipeline.config.schema import RunnerSchema
 from pipeline.distributed.world import current_world
@@ -166,6 +167,11 @@ def quarantine(path: Path, disk: Disk = DISK) -> Path:
     return target
 
 
+# Name -> the parts of that file, and what gives them.
+Parts = Mapping[str, list[Buffer]]
+Contents = Mapping[str, Callable[[], list[Buffer]]]
+
+
 class CheckpointWriter:
     """Writes the checkpoints of one folder, and removes old ones.
 
@@ -196,8 +202,11 @@ class CheckpointWriter:
         Raises:
             StorageError: the storage refuses; what was saved before is there still.
         """
-        final = self.folder / name
         parts = {name: make() for name, make in contents.items()}
+        commit = partial(self._save, self.folder / name, parts, shared)
+        return shared.run(commit, partial(self._write_files, parts)) if shared else commit()
+
+    def _save(self, final: Path, parts: Parts, shared: SharedSave | None) -> bool:
         with storage.storing(final, ""):
             if not self._tidy:
                 self.recover()
@@ -260,18 +269,17 @@ class CheckpointWriter:
         except OSError as error:
             logger.warning(f"{path}: cannot be removed ({error.strerror}); what is left of it goes with a later start")
 
-    def _write(self, final: Path, parts: Mapping[str, list[Buffer]], shared: SharedSave | None) -> bool:
+    def _write(self, final: Path, parts: Parts, shared: SharedSave | None) -> bool:
         """Write a checkpoint; False: there is an equal one."""
         temporary = layout.temporary_name(final, "tmp")
         target = final.with_name(final.name + layout.NEW) if os.path.lexists(final) else final
         try:
             self.disk.mkdir(temporary)
-            with shared.others_write(temporary) if shared else nullcontext(dict[str, FileEntry]()) as written:
-                for name, content in parts.items():
-                    written[name] = FileEntry(*storage.write_file(temporary / name, content, self.disk))
-            if shared and _same(final, lambda: written):
+            others = shared.files_of_others(temporary) if shared else {}
+            if shared and _same(final, lambda: {**_entries_of(parts), **others}):
                 self._discard(temporary, target)
                 return False
+            written = {**others, **self._write_files(parts, temporary)}
             self.disk.fsync(self.disk.write(temporary / layout.MANIFEST, [layout.encode_manifest(written)]))
             self.disk.fsync_folder(temporary)
             if target != final and os.path.lexists(target):
@@ -283,6 +291,11 @@ class CheckpointWriter:
         if target != final:
             self._take_place(target)
         return True
+
+    def _write_files(self, parts: Parts, folder: Path) -> dict[str, FileEntry]:
+        return {
+            name: FileEntry(*storage.write_file(folder / name, content, self.disk)) for name, content in parts.items()
+        }
 
     def _take_place(self, new: Path) -> None:
         """Rename a new checkpoint to the name of the one that it replaces; one of the two exists at every moment."""
@@ -314,5 +327,5 @@ def _same(path: Path, entries: Callable[[], dict[str, FileEntry]]) -> bool:
     return False
 
 
-def _entries_of(parts: Mapping[str, list[Buffer]]) -> dict[str, FileEntry]:
+def _entries_of(parts: Parts) -> dict[str, FileEntry]:
     return {name: FileEntry(storage.DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()}

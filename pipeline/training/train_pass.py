@@ -349,9 +349,7 @@ class TrainPass:
             # One that was not asked for since the resume is where it was in its data.
             done = brain._batches_taken if self.taken is None else self.taken
             data = state.data if state else position_of(self._remaining, done)
-            metrics: dict[str, Any] = {
-                name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()
-            }
+            metrics = {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
             state = PassState(**brain._pass_state(), data=data, metrics=metrics)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
