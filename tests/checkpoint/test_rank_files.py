@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Iterator
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
+from loguru import logger
+from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.random_state import random_state
+from pipeline.checkpoint.state import RandomState, TrainingState, own_parts
 from pipeline.checkpoint.storage import Disk
 from pipeline.distributed.world import current_world
-from pipeline.errors import PipelineError
+from pipeline.errors import CheckpointError, ExitCode, PipelineError
 from tests.distributed.ranks import Ranks
 
 STEP = "step-000000000003"
@@ -172,6 +178,133 @@ def test_several_ranks_go_on_from_one_process(two_ranks: Ranks, folder: Path) ->
     save(folder)
     first, second = two_ranks(restored, folder)
     assert (first[:3], second[:3]) == ((draws(100), 0, [1.0, 1.0]), (draws(900), 0, [0.0, 0.0]))
+
+
+def state_of(rank: int) -> dict[str, Any]:
+    """A training state as a rank has it in an open window: of its own are samples, a metric, a place and a number."""
+    meter = dict.fromkeys(("batches", "samples", "nonfinite", "_total", "_count", "_recent_total", "_recent_count"), 0)
+    passed = {
+        "step": 4, "taken": 4 - rank, "data": {"place": rank}, "began": 0, "train_loss": {**meter, "first": None},
+        "logged": {}, "discarded": [], "metrics": {"mae": {"samples": 10 + rank}},
+    }  # fmt: skip
+    entry = {
+        "kind": "pass", "phase": "main", "over": False, "number": 0, "repeat": False, "first": 0, "numbers": {},
+        "validated": False, "done": 4, "state": passed,
+    }  # fmt: skip
+    loop = {
+        "outer": [], "inner": [entry], "leader": 0, "passes": {"main": 1}, "iterations": {},
+        "validation": {"validated": {}, "running": False, "best": None},
+    }  # fmt: skip
+    window = {"real_step": 1, "batches": 2, "samples": 8 + rank, "discards": rank == 1}
+    seed(rank)
+    return {
+        "version": 2, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
+        "gradients": {"main": {"weight": torch.tensor([1.0 + rank]), **({"bias": torch.ones(1)} if rank else {})}},
+        "random": random_state(), "metrics": {}, "loop": loop, "fit": None, "experiment": None,
+        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "frozen": None, "buffers": {},
+    }  # fmt: skip
+
+
+def gone_on(rank: int, *, size: int = 3) -> TrainingState:
+    """The state of three ranks, as one rank of another number goes on with it."""
+    others = [own_parts(state_of(other)) for other in range(1, size)]
+    return TrainingState.from_tree(state_of(0), "a checkpoint").on_rank(rank, others, "a checkpoint", same=False)
+
+
+def window_of(state: TrainingState) -> tuple[int, int, bool]:
+    window = state.optim_schedulers["main"]["a"].state["window"]
+    return window["samples"], window["batches"], window["discards"]
+
+
+def test_the_window_of_all_ranks_is_that_of_the_first() -> None:
+    # 8 + 9 + 10 samples; rank 1 has had a loss that is not finite, and all discard alike.
+    assert [window_of(gone_on(rank)) for rank in range(4)] == [(27, 2, True), *[(0, 2, True)] * 3]
+
+
+def test_gradients_of_other_ranks_are_zeros_of_the_same_names() -> None:
+    of_first, of_second = (gone_on(rank).gradients["main"] for rank in range(2))
+    assert {name: gradient.tolist() for name, gradient in of_first.items()} == {"weight": [6.0], "bias": [2.0]}
+    assert {name: gradient.tolist() for name, gradient in of_second.items()} == {"weight": [0.0], "bias": [0.0]}
+
+
+def test_the_first_rank_goes_on_with_the_metrics_of_all() -> None:
+    passes = [entry.state for rank in range(2) if (loop := gone_on(rank).loop) for entry in loop.open_passes()]
+    metrics = [{"samples": 10}, {"samples": 11}, {"samples": 12}]
+    assert [own and own.metrics for own in passes] == [{"mae": metrics}, {}]
+
+
+def test_recoverables_and_generators_stay_with_their_rank() -> None:
+    expected = [RandomState(**state_of(rank)["random"]).python for rank in range(3)]
+    seed(900)
+    own = [gone_on(rank) for rank in range(3)]
+    assert [state.recoverables["plugin:a"]["rank"] for state in own] == [0, 1, 2]
+    assert [state.random.python for state in own] == expected
+    assert gone_on(3).recoverables == {"plugin:a": {"rank": 0}}
+
+
+def test_a_rank_that_is_new_is_told_of(caplog_of_loguru: list[str]) -> None:
+    gone_on(3)
+    assert "was saved by 3 processes; the random generators of rank 3 begin anew" in caplog_of_loguru[-1]
+
+
+@pytest.fixture
+def caplog_of_loguru() -> Iterator[list[str]]:
+    messages: list[str] = []
+    sink = logger.add(messages.append, format="{message}")
+    yield messages
+    logger.remove(sink)
+
+
+# What reads them.
+
+
+def test_a_damaged_file_of_another_rank_is_noticed(two_ranks: Ranks, folder: Path) -> None:
+    two_ranks(save, folder)
+    two_ranks(save, folder, iteration=4)
+    file = folder / "step-000000000004" / layout.rank_file(1, 2)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert two_ranks(newest, folder) == [STEP] * 2
+    assert [path.name[:9] for path in layout.bad_checkpoints(folder)] == [".bad-step"]
+
+
+def newest(folder: Path) -> str:
+    checkpoint = Checkpointer(folder)._newest_valid()
+    assert checkpoint
+    return checkpoint.path.name
+
+
+def test_where_none_is_valid_all_ranks_say_so(two_ranks: Ranks, folder: Path) -> None:
+    two_ranks(save, folder)
+    (folder / STEP / layout.rank_file(1, 2)).unlink()
+    assert two_ranks(no_checkpoint, folder) == [ExitCode.NO_CHECKPOINT] * 2
+
+
+def no_checkpoint(folder: Path) -> int:
+    with pytest.raises(PipelineError, match="none of its 1 checkpoints is valid") as caught:
+        Checkpointer(folder)._newest_valid()
+    return caught.value.exit_code
+
+
+def test_the_commands_read_them(two_ranks: Ranks, folder: Path, pipeline: Callable[..., Result]) -> None:
+    two_ranks(save, folder)
+    assert "main.safetensors" in pipeline("checkpoint", "show", str(folder)).output
+    assert pipeline("checkpoint", "verify", str(folder)).exit_code == 0
+    assert "newest" in pipeline("checkpoint", "ls", str(folder)).output
+    exported = folder.parent / "weights.safetensors"
+    assert pipeline("checkpoint", "export", str(folder), "-o", str(exported)).exit_code == 0
+    assert {*load_file(exported)} == {"weight", "bias"}
+    one = folder.parent / "one"
+    save(one)
+    result = pipeline("checkpoint", "diff", str(folder / STEP), str(one / STEP))
+    assert [line for line in result.output.splitlines() if not line.startswith("training of rank 1")] == []
+
+
+@pytest.mark.parametrize("name", ["rank-00001-of-00002", "training"])
+def test_no_phase_has_the_name_of_such_a_file(folder: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"phase '{name}': .* rename the phase"):
+        Checkpointer(folder).save({name: {"model": nn.Linear(2, 1)}}, {"iteration": 3}, {})
 
 
 # What fails, and what is killed.
