@@ -120,6 +120,9 @@ class Strategy:
         self._ddp, self._attributes, self._wrapped = ddp, vars(ddp), _trained(modules)
         # DDP lays out its buckets anew after the first backward. A resumed run, whose first batch is another, has the same.
         open_gradients = [(parameter, parameter.grad) for parameter in self._wrapped]
+        for parameter in self._wrapped:
+            # Those of an open window would be averaged.
+            parameter.grad = None
         stand_in, self.stand_in = self.stand_in, True
         loss, marker = ddp(None)
         torch.autograd.backward(loss + marker[0])
