@@ -65,12 +65,13 @@ class PeerError(PipelineError):
     """Another process has failed, or was killed, so that this one cannot go on.
 
     Attributes:
-        exit_code: that of the process which failed first.
+        failure: that of the process which failed first.
+        exit_code: its exit code.
     """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
-        self.exit_code = failure.exit_code
+        self.failure, self.exit_code = failure, failure.exit_code
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -100,6 +101,9 @@ class World:
         local_size: how many there are on its host.
         store: torch's key-value store that all of them reach; None: there is just one process.
         timeout: seconds that a process waits for the others.
+
+    Attributes:
+        last_words: called in a thread with the failure of another process where this one does not come to an end.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class World:
         self._store = store
         self._failure: Failure | None = None
         self._may_stay = threading.Event()
+        self.last_words: Callable[[Failure], object] = str
 
     @property
     def is_main(self) -> bool:
@@ -262,14 +267,14 @@ class World:
                 silent -= {rank for rank in silent if self.store.check([f"broken/{rank}"])}
                 time.sleep(0.02)
         if self._failure or not silent:
-            return self.report_failure(ExitCode.FAILED, f"the connection broke in {name}: {error}")
+            return self._report(Failure(self.rank, ExitCode.FAILED, f"the connection broke in {name}: {error}"))
         rank = min(silent)
         with suppress(RuntimeError):
             seen = self.store.check([f"seen/{rank}"]) and json.loads(self.store.get(f"seen/{rank}"))
         where = f", last seen at iteration {seen}" if seen is not False else ""
         what = f"hangs: it has not come to {name} within {self.timeout:g} seconds"
         what = what if "imed out" in str(error) else f"was killed, or has left without a word: {name} broke off"
-        return self.report_failure(ExitCode.FAILED, f"rank {rank} {what}{where}; see its log", rank)
+        return self._report(Failure(rank, ExitCode.FAILED, f"rank {rank} {what}{where}; see its log"))
 
     def in_thread(self) -> World:
         """The same world for a thread, which may not share the connection to the store; collectives are not for it."""
@@ -308,31 +313,35 @@ class World:
         what = f"nobody has answered with {key} for {self.timeout:g} seconds ({error})"
         raise PeerError(self.first_failure(store) or Failure(self.rank, ExitCode.FAILED, what)) from error
 
-    def report_failure(self, exit_code: ExitCode, headline: str, rank: int | None = None) -> Failure:
-        """Say that this process fails, unless another has said so before.
+    def report_failure(self, error: BaseException, code: ExitCode, headline: str) -> Failure:
+        """Say that this process fails, or for a PeerError the other one, unless a failure was said before.
 
         Args:
-            exit_code: what it leaves with.
+            error: what it has come to.
+            code: what it leaves with.
             headline: what has failed.
-            rank: that of the process which has failed; None: this one.
 
         Returns:
             The first failure.
         """
-        failure = Failure(self.rank if rank is None else rank, exit_code, headline)
+        if isinstance(error, PeerError):
+            return self._report(error.failure._replace(exit_code=code))
+        first = self._report(Failure(self.rank, code, headline))
+        if first.rank == self.rank:
+            self._may_stay.set()
+        return first
+
+    def _report(self, failure: Failure) -> Failure:
         # Where all end for a signal, none has failed.
-        alike = SHUTDOWN.agreed and exit_code in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
+        alike = SHUTDOWN.agreed and failure.exit_code in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
         with suppress(RuntimeError):
             if self.size > 1 and not alike:
                 failure = _failure(self.store.compare_set("failure", "", json.dumps(failure)))
                 for other in range(self.size):
                     self.store.set(f"wake/{other}", "")
         if self.size > 1:
-            is_own = failure.rank == self.rank
             self._failure = None if alike else failure
-            write_error_file(failure.exit_code, str(failure), follows=not is_own)
-            if is_own and rank is None:
-                self._may_stay.set()
+            write_error_file(failure.exit_code, str(failure), follows=failure.rank != self.rank)
         return failure
 
     def first_failure(self, store: Store | None = None) -> Failure | None:
@@ -351,6 +360,8 @@ class World:
             store.set(f"heard/{self.rank}", "")
         if self._failure and not self._may_stay.wait(GRACE):
             logger.error(f"{self._failure}; rank {self.rank} has not ended within {GRACE:g} seconds, and is ended")
+            with suppress(PipelineError):
+                self.last_words(self._failure)
             leave(self._failure.exit_code)
 
     @contextmanager
@@ -359,7 +370,7 @@ class World:
         try:
             yield
         except BaseException as error:
-            self.report_failure(exit_code(error), describe(error))
+            self.report_failure(error, exit_code(error), describe(error))
             raise
 
     @contextmanager

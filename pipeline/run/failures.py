@@ -10,7 +10,7 @@ from loguru import logger
 
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.distributed import world
-from pipeline.distributed.world import PeerError
+from pipeline.distributed.world import Failure, PeerError
 from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
@@ -30,6 +30,12 @@ def exit_code(error: BaseException, run: Run | None = None) -> ExitCode:
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
     """Report a signal that ends the run in the block between two runners, where no runner can."""
+
+    def end(failure: Failure) -> None:
+        run.failure = failure
+        _write_status(PeerError(failure), str(failure), run, run.directory.read_status())
+
+    run.world.last_words = end
     try:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
@@ -49,7 +55,7 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         runner.restore_protected()
         headline = describe(error, stage, runner)
         # First of all: the others are waiting for this process.
-        run.failure = run.world.report_failure(exit_code(error), headline)
+        run.failure = run.world.report_failure(error, exit_code(error), headline)
         is_first = run.failure.rank == run.world.rank
         log_error(error, headline, "ERROR" if is_first or run.world.is_main else "INFO")
         # For whoever calls from Python; after the log, which has the headline as its first line.

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from loguru import logger
+from torch.nn.parameter import is_lazy
 
 from pipeline import hookspecs, workspaces
 from pipeline.check.runner import missing_checkpoint
-from pipeline.checkpoint import store
+from pipeline.checkpoint import store, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import storing
@@ -27,6 +28,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
+from pipeline.data.loader import dataset_digest
 from pipeline.distributed.device import deterministic
 from pipeline.distributed.launch import Note, find_devices, own_threads
 from pipeline.distributed.world import SINGLE, Failure, World, joined
@@ -481,6 +483,26 @@ class RunnerSession:
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
+        if stage == "network" and self.run.world.size > 1:
+            self.compare_built()
+
+    def compare_built(self) -> None:
+        """Raise where the datasets of this process, or the parameters of its models, are not as those of rank 0.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        built = [self.context.peek(key) for key in ("model", "dataset")]
+        models, loaders = [value if isinstance(value, Mapping) else {} for value in built]
+        modules = {name: weights.module_of(entry) for name, entry in models.items() if weights.is_entry(entry)}
+        values = {
+            f"parameter {name} of {phase}": "lazy" if is_lazy(parameter) else f"{[*parameter.shape]} {parameter.dtype}"
+            for phase, module in modules.items()
+            for name, parameter in module.named_parameters()
+        }
+        digests = self.run.world.attempt(lambda: {name: dataset_digest(loader) for name, loader in loaders.items()})
+        values |= {f"the digest of dataset {name}": digest for name, digest in digests.items()}
+        self.run.world.require_equal(values, "give all processes the same data and code")
 
     def agree_on_next(self, stage: str, *, wrote_status: bool) -> bool:
         """Whether rank 0 has written the status after a stage, which is that of all; ``is_exit`` of any ends all.

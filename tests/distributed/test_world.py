@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.distributed.world import SINGLE, PeerError, current_world, joined
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, ExitCode, PipelineError
 from tests.distributed.ranks import Ranks
 
 
@@ -66,8 +66,8 @@ def test_a_process_with_another_value_is_named(three_ranks: Ranks) -> None:
 def wait_for_a_failure() -> str:
     world = current_world()
     if world.rank == 1:
-        world.report_failure(5, "the loss is nan")
-        world.report_failure(1, "a second one")
+        world.report_failure(ValueError(), ExitCode.DIVERGED, "the loss is nan")
+        world.report_failure(ValueError(), ExitCode.FAILED, "a second one")
         return ""
     try:
         world.get("something")
