@@ -14,6 +14,7 @@ from small_job import Network, SimpleBrain, clocked
 from torch import Tensor, nn
 
 from pipeline import GeneralTrainer, Stage
+from pipeline.distributed.world import current_world
 
 FIELDS, IDS, DIM, NUMBERS, BATCH_SIZE = 26, 10_000, 9, 13, 512
 WIDTHS = (FIELDS * DIM + NUMBERS, 400, 400, 400)
@@ -118,7 +119,7 @@ def by_run(steps: int, clock: Clock) -> None:
     with tempfile.TemporaryDirectory() as folder:
         runner = {"name": "train", "class": "train", "device": "cpu", "epochs": 1, "save_interval": None}
         config = {
-            "output_dir": folder,
+            "output_dir": current_world().broadcast(folder),
             "plugins": [clocked(clock)],
             "hyper_parameters": {"optimizer": {"class": "Adam", "lr": 0.001}},
             "dataset": [{"name": "data", "class_path": "builtins.list"}],

@@ -1,0 +1,71 @@
+"""The time of a DeepFM step on two ranks, beside a DDP script by hand: ``python tests/benchmarks/ddp_steps.py``.
+
+Efficiency is the time of the script as a share of ours, in each round; the script beside itself shows what the machine
+does anyway. Reported, no gate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+
+import deepfm
+import torch
+from side_by_side import Clock, Way, ratio, seconds_per_step, undisturbed
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.distributed.world import joined
+
+RANKS = 2
+
+
+def by_hand(steps: int, clock: Clock) -> None:
+    """What a person would write for torchrun."""
+    network = DistributedDataParallel(deepfm.DeepFM())
+    optimizer = torch.optim.Adam(network.parameters())
+    clock.start()
+    for step, (inputs, target) in enumerate(deepfm.Repeated(steps), 1):
+        optimizer.zero_grad(set_to_none=True)
+        loss = deepfm.binary_cross_entropy(network(*inputs), target)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        if step % 50 == 0:
+            mean = loss.detach()
+            distributed.all_reduce(mean)
+            mean.item()
+    clock.stop()
+
+
+WAYS = {
+    "DDP by hand": Way(by_hand),
+    "DDP by hand, again": Way(by_hand, "DDP by hand"),
+    "Brain.fit": Way(deepfm.by_fit, "DDP by hand"),
+    "pipeline run": Way(deepfm.by_run, "DDP by hand"),
+}
+
+
+def main() -> None:
+    """Start the ranks; on rank 0, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20)
+    arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        subprocess.run([*command, *sys.argv], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return
+    # Each rank has batches of its own.
+    deepfm.Repeated.num_replicas = RANKS  # type: ignore[attr-defined]
+    with undisturbed(), joined() as world:
+        seconds = seconds_per_step(WAYS, arguments.steps, arguments.rounds)["wall"]
+    for name, way in WAYS.items() if world.is_main else ():
+        efficiency = f"  efficiency {ratio(seconds[way.beside], seconds[name])}" if way.beside else ""
+        print(f"{name:20} {statistics.median(seconds[name]) * 1e3:6.1f} ms a step{efficiency}")
+
+
+if __name__ == "__main__":
+    main()
