@@ -57,7 +57,7 @@ def make_loader(
         resume: ``"reread"``: a stream that was left in an epoch is read again up to the place, whether it has a state or
             not. This is exact where it gives the same samples in the same order, shuffled by a seed for instance.
         where: what messages begin with.
-        keywords: any other of torch's DataLoader. A ``sampler`` or ``batch_sampler`` decides the order; so does a
+        keywords: any other of torch's DataLoader, or of ``SeededLoader``. A ``sampler`` or ``batch_sampler`` decides the order; so does a
             ``generator``, as torch has it; see ``SeededLoader``.
 
     Raises:
@@ -148,6 +148,10 @@ class SeededLoader(DataLoader[Any]):
     A sampler or batch sampler with ``set_epoch`` says the order itself. Of any other that has a length and no generator of
     its own, an epoch is asked for at once, and what it draws is seeded from (seed, epoch). The state has a hash of the
     indices that were taken: a pass that would go on after others is refused with a DataError.
+
+    Several processes share the samples: each batch is that of all ranks together, cut into contiguous slices, the first
+    ones longer by one where it does not come out even. A rank whose slice is empty gets an ``EmptySlice``. So samplers
+    give the order of all. Of items that no batch is made of, each rank takes one in turn.
 
     Call ``loader.set_epoch(epoch)`` before each pass. In all else it is what torch makes of the arguments.
 
