@@ -57,8 +57,8 @@ def make_loader(
         resume: ``"reread"``: a stream that was left in an epoch is read again up to the place, whether it has a state or
             not. This is exact where it gives the same samples in the same order, shuffled by a seed for instance.
         where: what messages begin with.
-        keywords: any other of torch's DataLoader, or of ``SeededLoader``. A ``sampler`` or ``batch_sampler`` decides the order; so does a
-            ``generator``, as torch has it; see ``SeededLoader``.
+        keywords: any other of torch's DataLoader, or of ``SeededLoader``. A ``sampler`` or ``batch_sampler`` decides the
+            order; so does a ``generator``, as torch has it; see ``SeededLoader``.
 
     Raises:
         ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from pipeline.data.batch import EmptySlice, on_device
 from pipeline.data.buckets import LengthBuckets
-from pipeline.data.loader import SeededLoader, first_batch, make_loader
+from pipeline.data.loader import LimitedLoader, SeededLoader, first_batch, make_loader, overfit_batches
 from pipeline.data.rng import mix, sample_generator
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 
 SAMPLES = 23
 
@@ -45,7 +46,7 @@ def indices(batch: Any) -> list[int]:
     return [] if isinstance(batch, EmptySlice) else batch[:, 0].int().tolist()
 
 
-def slices(loaders: list[SeededLoader], epoch: int = 0) -> list[list[list[int]]]:
+def slices(loaders: Sequence[Any], epoch: int = 0) -> list[list[list[int]]]:
     """Of each batch of an epoch the samples of each rank."""
     for loader in loaders:
         loader.set_epoch(epoch)
@@ -95,6 +96,47 @@ def test_an_empty_slice_has_the_first_sample_in_its_place(workers: int) -> None:
     last = list(loader)[-1]
     assert isinstance(last, EmptySlice)
     assert last.batch.tolist() == [8]
+
+
+def test_draws_of_a_slice_are_seeded_by_the_samples_before_it() -> None:
+    class Draws(Numbers):
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.rand(2)
+
+    alone = list(*ranks(1, Draws(), batch_size=2))
+    first, second = ranks(2, Draws(), batch_size=2)
+    assert torch.equal(torch.cat(list(first)), torch.cat(alone[::2]))
+    assert torch.equal(torch.cat(list(second)), torch.cat(alone[1::2]))
+
+
+def test_a_failure_on_a_rank_without_samples_names_the_stand_in() -> None:
+    class Fails(Numbers):
+        def __getitem__(self, index: int) -> Tensor:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken") as caught:
+        next(iter(ranks(2, Fails(), sampler=[5], batch_size=1)[1]))
+    assert "raised for sample 5" in "".join(caught.value.__notes__)
+
+
+def test_batches_that_a_model_is_to_overfit_are_cut() -> None:
+    overfit = [overfit_batches(loader, 2) for loader in ranks(2, shuffle=True, batch_size=2)]
+    for epoch in (0, 1):
+        for loader in overfit:
+            loader.set_epoch(epoch)
+        assert slices(overfit) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+def test_fewer_samples_than_ranks_cannot_be_overfit() -> None:
+    with pytest.raises(
+        DataError, match=r"overfit_batches: .*: 2 samples cannot be trained on by 3 ranks at once; start fewer"
+    ):
+        overfit_batches(ranks(3, torch.arange(2.0), batch_size=1)[0], 1)
+
+
+def test_a_limit_counts_batches_of_all_ranks() -> None:
+    limited = [LimitedLoader(loader, 2) for loader in ranks(3, shuffle=True, global_batch_size=7)]
+    assert slices(limited) == expected(0, 3, 7)[:2]
 
 
 def test_an_empty_slice_moves_to_a_device() -> None:
