@@ -297,8 +297,8 @@ def test_the_commands_read_them(two_ranks: Ranks, folder: Path, pipeline: Callab
     assert {*load_file(exported)} == {"weight", "bias"}
     one = folder.parent / "one"
     save(one)
-    result = pipeline("checkpoint", "diff", str(folder / STEP), str(one / STEP))
-    assert [line for line in result.output.splitlines() if not line.startswith("training of rank 1")] == []
+    assert "training of rank 1" in pipeline("checkpoint", "diff", str(folder / STEP), str(one / STEP)).output
+    assert pipeline("checkpoint", "diff", str(folder / STEP), str(folder / STEP)).exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["rank-00001-of-00002", "training"])

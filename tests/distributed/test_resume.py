@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from errno import ENOSPC
 from pathlib import Path
 from shutil import copytree
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 
 from pipeline import GeneralTrainer
-from pipeline.checkpoint import reader
+from pipeline.checkpoint import layout, reader
+from pipeline.checkpoint.storage import Buffer, Disk
+from pipeline.errors import PipelineError
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
 from tests.distributed.test_equality import FILES, assert_same_training, numbers, weights
@@ -70,3 +74,49 @@ def test_several_ranks_go_on_with_a_run_of_one(two_ranks: Ranks, config: Path) -
 def test_fewer_ranks_go_on(two_ranks: Ranks, three_ranks: Ranks, config: Path) -> None:
     straight = three_ranks(run_job, config, config.parent / "straight")[0]
     assert_same_training(go_on(straight, two_ranks, config, "two"), straight)
+
+
+class FullDisk:
+    """In the block, this rank cannot write its file of iteration 4."""
+
+    def __enter__(self) -> None:
+        self.write = Disk.write
+
+        def write(disk: Disk, path: Path, parts: Iterable[Buffer]) -> int:
+            if path.name.startswith("rank-") and "step-000000000004" in path.parent.name:
+                raise OSError(ENOSPC, "No space left on device")
+            return self.write(disk, path, parts)
+
+        Disk.write = write  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        Disk.write = self.write  # type: ignore[method-assign]
+
+
+def run_on_full_disk(config: Path, folder: Path, on_error: str) -> tuple[str, str]:
+    """The run directory, or the error, of a run in which the disk of rank 1 is full at iteration 4."""
+    with FullDisk():
+        overrides = [*JOB, f"output_dir={folder}", f"runner.train.on_save_error={on_error}"]
+        try:
+            return "", str(GeneralTrainer(config, overrides).run()["run_dir"])
+        except PipelineError as error:
+            return f"{error.exit_code:d} {error}", ""
+
+
+def test_where_the_disk_of_one_rank_is_full_all_go_on_without_that_checkpoint(two_ranks: Ranks, config: Path) -> None:
+    first, second = two_ranks(run_on_full_disk, config, config.parent / "warned", "warn")
+    assert first == second
+    checkpoints = layout.committed_checkpoints(Path(first[1], "train", "checkpoints"))
+    assert [layout.step_of(path) for path in checkpoints] == [8, 12, 15]
+    assert not layout.leftovers(checkpoints[0].parent)
+
+
+def test_where_the_disk_of_one_rank_is_full_all_fail(config: Path) -> None:
+    ranks = Ranks(2)
+    try:
+        first, second = ranks(run_on_full_disk, config, config.parent / "failed", "error")
+    finally:
+        ranks.stop()
+    assert first[0].startswith("74 rank 1: ")
+    assert "No space left on device" in first[0]
+    assert second[0].startswith("74 ")
