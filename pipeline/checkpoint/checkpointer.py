@@ -265,9 +265,8 @@ class Checkpointer:
     def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """A copy of everything that this process saves; asynchronous saves need memory of their own."""
         state, tensors = json.dumps(finite(counted), indent=1).encode(), _tensors_of(models, training)
-        contents: dict[str, Callable[[], list[Buffer]]] = {}
-        if current_world().is_main:
-            contents[layout.STATE] = lambda: [state]
+        of_main: dict[str, Callable[[], list[Buffer]]] = {layout.STATE: lambda: [state]}
+        contents = of_main if current_world().is_main else {}
         for file, (values, texts) in tensors.items():
             buffer = partial(self._buffer, file) if self._asynchronous else None
             contents[file] = safetensors_io.pack(values, texts, buffer)

@@ -43,9 +43,9 @@ class SharedSave:
         except StorageError as error:
             # Those who wait to begin need not; if they have begun, they have reported too.
             self._put("folder", None)
-            self._put("outcome", [str(error), False])
+            self._put("outcome", str(error))
             raise
-        self._put("outcome", [None, is_new])
+        self._put("outcome", is_new)
         return is_new
 
     def files_of_others(self, folder: Path) -> dict[str, FileEntry]:
@@ -56,26 +56,25 @@ class SharedSave:
         """
         self._put("folder", str(folder))
         reports = [self._get(f"report/{rank}") for rank in range(1, self.world.size)]
-        for error, _ in reports:
-            if error:
-                raise StorageError(error)
-        return {name: FileEntry(*entry) for _, files in reports for name, entry in files.items()}
+        if refusals := [report for report in reports if isinstance(report, str)]:
+            raise StorageError(refusals[0])
+        return {name: FileEntry(*entry) for files in reports for name, entry in files.items()}
 
     def _take_part(self, write: Callable[[Path], dict[str, FileEntry]]) -> bool:
         world = self.world
         if folder := self._get("folder"):
             try:
-                self._put(f"report/{world.rank}", [None, write(Path(folder))])
-            except OSError as refusal:
-                what = f"rank {world.rank}: {storage.refusal(folder, refusal, '')}"
-                self._put(f"report/{world.rank}", [what, {}])
-        error, is_new = self._get("outcome")
+                report: Any = write(Path(folder))
+            except OSError as error:
+                report = f"rank {world.rank}: {storage.refusal(folder, error, '')}"
+            self._put(f"report/{world.rank}", report)
+        outcome: str | bool = self._get("outcome")
         if world.store.add(f"{self._key}/read", 1) == world.size - 1:
             for name in ("folder", "outcome", "read", *(f"report/{rank}" for rank in range(1, world.size))):
                 world.store.delete_key(f"{self._key}/{name}")
-        if error:
-            raise StorageError(error)
-        return bool(is_new)
+        if isinstance(outcome, str):
+            raise StorageError(outcome)
+        return outcome
 
     def _put(self, name: str, value: Any) -> None:
         self.world.put(f"{self._key}/{name}", value)

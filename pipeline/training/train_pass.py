@@ -245,11 +245,8 @@ class TrainPass:
             brain._load_pass_state(self.state.to_tree())
             for name in self.metrics.keys() & self.state.metrics:
                 metric, state = self.metrics[name], self.state.metrics[name]
-                if isinstance(state, list) and hasattr(metric, "merge"):
-                    metric.merge(state)
-                else:
-                    # One that others cannot be merged into has judged all of them on rank 0.
-                    metric.load_state_dict(state[0] if isinstance(state, list) else state)
+                take = metric.merge if isinstance(state, list) else metric.load_state_dict
+                take(state)
         brain._keeps_outputs |= bool(self.metrics)
         numbers = self.updater.logged = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
