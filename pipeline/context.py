@@ -389,9 +389,8 @@ class Context(dict[str, Any]):
         if what == "request":
             self.requests.add(value)
         elif what == "exit":
-            stage, where = value
             self.exits = True
-            self.accesses[Access(stage, "is_exit", "write", where)] = None
+            self.accesses[Access(*value)] = None
             self.put_back("is_exit", True)
         elif self.stop_reason is None:
             self.stop_reason = value
@@ -403,9 +402,9 @@ class Context(dict[str, Any]):
         return [*stop, *self.exit_wish(), *(("request", what) for what in sorted(self.requests))]
 
     def exit_wish(self) -> list[tuple[str, Any]]:
-        """The ``is_exit`` among them, with the stage and place that wrote it last."""
-        places = [(own.stage, own.where) for own in self.accesses if (own.key, own.action) == ("is_exit", "write")]
-        return [("exit", places[-1])] if self.peek("is_exit") else []
+        """The ``is_exit`` among them, with the access that wrote it last."""
+        written = [access for access in self.accesses if (access.key, access.action) == ("is_exit", "write")]
+        return [("exit", written[-1])] if self.peek("is_exit") else []
 
     @property
     def resuming(self) -> bool:

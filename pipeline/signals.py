@@ -66,11 +66,10 @@ class GracefulShutdown:
         self.arrived: signal.Signals | None = None
         self.grace = grace
         self._wake_loops: list[Callable[[], None]] = []
-        self._waiting = self._postponed = self._ending = self.agreed = False
+        self._waiting = self._postponed = self.agreed = False
         self._heard: signal.Signals | None = None
         self._since = 0.0
         self._ask: Callable[[str, int], object] | None = None
-        self._wakeup: socket.socket | None = None
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -85,7 +84,7 @@ class GracefulShutdown:
                 yield
         finally:
             self.requested = self.arrived = self._heard = None
-            self._ending = self.agreed = False
+            self.agreed = False
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -99,11 +98,9 @@ class GracefulShutdown:
         previous = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         thread = threading.Thread(target=self._count_down, args=[reading], name="grace", daemon=True)
         thread.start()
-        self._wakeup = writing
         try:
             yield
         finally:
-            self._wakeup = None
             signal.set_wakeup_fd(previous)
             writing.send(b"\0")
             thread.join()
@@ -130,24 +127,18 @@ class GracefulShutdown:
             elif self._insists(number, first, end - self.grace):
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
 
-    @contextmanager
-    def asking(self, ask: Callable[[str, int], object]) -> Iterator[None]:
-        """In the block, a signal calls ``ask("signal", number)`` alone; it counts once ``heed`` is called."""
+    def ask_by(self, ask: Callable[[str, int], object] | None) -> None:
+        """From now on, a signal calls ``ask("signal", number)`` alone, and counts with ``heed``; None: it counts at once."""
         self._ask = ask
-        try:
-            yield
-        finally:
-            self._ask = None
-            if self.requested is None:
-                self.requested = self._heard
+        if ask is None:
+            self.requested = self.requested or self._heard
 
     def heed(self, number: int) -> None:
         """All processes end for a signal, whichever has heard it; from now on this one too has ``grace`` seconds."""
+        if self._heard is None and signal.getsignal(number) == self._receive:
+            signal.raise_signal(number)
         if self.requested is None:
             self.requested, self.agreed = signal.Signals(number), True
-            if self._heard is None and self._wakeup:
-                self._heard, self._since = self.requested, time.monotonic()
-                self._wakeup.send(bytes([number]))
             for wake in self._wake_loops:
                 wake()
 
@@ -205,7 +196,6 @@ class GracefulShutdown:
         """
         if self._postponed or self.requested is None:
             return
-        self._ending = True
         if self.requested is signal.SIGINT:
             raise KeyboardInterrupt
         raise StoppedError(f"asked to end by {self.requested.name}")
@@ -232,7 +222,7 @@ class GracefulShutdown:
         elapsed = time.monotonic() - since
         if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
             # A launcher whose first process has left sends SIGTERM to the others, which are about to.
-            return number in _INSISTING and elapsed > _SAME_LAUNCHED and not self._ending
+            return number in _INSISTING and elapsed > _SAME_LAUNCHED and not self.agreed
         return number in _INSISTING and (number != first or elapsed > _SAME)
 
 
@@ -242,9 +232,8 @@ SHUTDOWN = GracefulShutdown()
 
 def exit_requested(context: Context | None) -> bool:
     """Whether a signal, or ``is_exit`` of a run's context, asks a training loop to end."""
-    if SHUTDOWN.requested is not None or context is None:
-        return SHUTDOWN.requested is not None
-    return context.exits if context.ask else bool(context.peek("is_exit"))
+    exits = context is not None and (context.exits if context.ask else context.peek("is_exit"))
+    return SHUTDOWN.requested is not None or bool(exits)
 
 
 def _exit_code(number: int, otherwise: ExitCode) -> ExitCode:

@@ -298,20 +298,18 @@ class World:
             PeerError: another process has failed meanwhile, or ``timeout`` is over.
         """
         store, end, pause = store or self.store, time.monotonic() + self.timeout, 0.0001
-        error: RuntimeError | None = None
+        what = f"nobody has answered with {key} for {self.timeout:g} seconds"
         try:
             # The wait of the store itself prints warnings when its time is over.
-            while not store.check([key]) and time.monotonic() < end:
-                if failure := self.first_failure(store):
-                    raise PeerError(failure)
+            while not store.check([key]):
+                if (failure := self.first_failure(store)) or time.monotonic() > end:
+                    raise PeerError(failure or Failure(self.rank, ExitCode.FAILED, what))
                 time.sleep(pause)
                 pause = min(2 * pause, 0.005)
-            if time.monotonic() < end:
-                return json.loads(store.get(key))
-        except RuntimeError as broken:
-            error = broken
-        what = f"nobody has answered with {key} for {self.timeout:g} seconds ({error})"
-        raise PeerError(self.first_failure(store) or Failure(self.rank, ExitCode.FAILED, what)) from error
+            return json.loads(store.get(key))
+        except RuntimeError as error:
+            failure = self.first_failure(store) or Failure(self.rank, ExitCode.FAILED, f"{what} ({error})")
+            raise PeerError(failure) from error
 
     def report_failure(self, error: BaseException, code: ExitCode, headline: str) -> Failure:
         """Say that this process fails, or for a PeerError the other one, unless a failure was said before.

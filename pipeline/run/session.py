@@ -311,8 +311,8 @@ class Run:
 
     def _write_stopped(self, last: RunnerSession, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
         """Say where ``is_exit`` was written, and which runners are left."""
-        [(_, (stage, where))] = last.context.exit_wish()
-        reason = f"context['is_exit'] was set in {stage} ({where}) of {last.settings.name}"
+        [(_, written)] = last.context.exit_wish()
+        reason = f"context['is_exit'] was set in {written.stage} ({written.where}) of {last.settings.name}"
         logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
         self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
 
