@@ -73,29 +73,45 @@ class Batches:
         self._reading: Any = None
         self._place: Mapping[str, Any] | None = None
         self._ahead: list[Any] = []
+        # Where other ranks have more batches than this one, it goes on with stand-ins for the last.
+        self._last: list[Any] = []
+        self._stand_ins = 0
         if epoch:
             set_epoch(loader, epoch - 1)
 
     def open(self, place: Mapping[str, Any] | None = None) -> None:
         """Begin to read; ``place`` is the position in the data to continue from, if it is known."""
-        self._place = place
+        self._place, self._stand_ins = place, self.count - (place or {}).get("taken", self.count)
         if self.count and not self.over():
             self._iterator()
 
     def position(self) -> Mapping[str, Any] | None:
         """The position in the data; None if the number of batches is enough."""
-        return self._place if self._reading is None or self._ahead else position_of(self._reading, self.count)
+        return self._place if self._reading is None or self._ahead else self._position()
 
     def over(self) -> bool:
         """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
         if self.length is not None:
             return self.count >= self.length
         if not self._ahead:
-            batches = self._iterator()
+            begins, batches = self._rest is None, self._iterator()
             # A loader's own state will be that after the batch that is read ahead.
-            self._place = position_of(self._reading, self.count)
+            self._place = self._position()
             self._ahead = list(islice(batches, 1))
+            if (world := current_world()).size > 1:
+                self._keep_step(world.all_gather((bool(self._ahead), self._ahead if begins else [])))
         return not self._ahead
+
+    def _keep_step(self, of_ranks: list[tuple[bool, list[Any]]]) -> None:
+        """Have a stand-in ahead, if this rank has no batch any more and another has one."""
+        if self._ahead:
+            self._last = self._ahead
+        elif any(has_one for has_one, _ in of_ranks):
+            self._last = self._last or next(batch for _, batch in of_ranks if batch)
+            self._ahead, self._stand_ins = [EmptySlice(self._last[0])], self._stand_ins + 1
+
+    def _position(self) -> Mapping[str, Any] | None:
+        return position_of(self._reading, self.count - self._stand_ins)
 
     def take(self) -> Any:
         """The next batch; there has to be one.
@@ -112,7 +128,7 @@ class Batches:
 
     def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
-            self._reading = remaining_batches(self.loader, self.count, self._place)
+            self._reading = remaining_batches(self.loader, self.count - self._stand_ins, self._place)
             self._rest = iter(self._reading)
         return self._rest
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline import ExperimentBase, make_loader
 from pipeline.distributed.world import current_world
@@ -75,6 +76,25 @@ class Scheduled(Line):
         self.visualizer.add_scalar("loss", loss, self.iteration)
 
 
+class Numbers(IterableDataset[Any]):
+    """Five samples for rank 0, three for rank 1; eight for one that is alone."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from data(8, seed=0)
+
+    def shard(self, rank: int, count: int) -> Iterator[Any]:
+        samples = list(data(8, seed=0))
+        return iter(samples if count == 1 else samples[:5] if rank == 0 else samples[5:])
+
+
+class Streamed(Line):
+    """A stream that ends earlier on rank 1."""
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = make_loader(Numbers(), seed=0, batch_size=2)
+        self.valid_loader = make_loader(data(5, seed=1), seed=0)
+
+
 class Uncut(Line):
     """All ranks would train on the same batches."""
 
@@ -89,7 +109,9 @@ def trained(folder: Path, steps: int = 6, kind: type[Line] = Line, **args: Any) 
     experiment = kind(Namespace(training=training), Namespace(**given))
     experiment.setup()
     experiment.run()
-    assert experiment.train_state["samples"] == {4: 13, 6: 18}[steps]
+    if kind.__name__ != "Streamed":
+        assert experiment.train_state["samples"] == {4: 13, 6: 18}[steps]
+    assert experiment.epoch == {4: 2, 6: 2}[steps]
     return torch.cat([own.detach().flatten() for own in experiment.model.parameters()]).tolist()
 
 
@@ -126,6 +148,29 @@ def test_two_ranks_go_on_bit_for_bit_and_one_goes_on_from_them(two_ranks: Ranks,
     assert two_ranks(trained, tmp_path / "part") == [whole, whole]
     assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")
     assert trained(tmp_path / "of_one") == pytest.approx(whole, rel=1e-5)
+
+
+def streamed_by_hand() -> list[float]:
+    """Two epochs of three iterations, each on the batches of two ranks together, in a plain loop."""
+    torch.manual_seed(0)
+    net, rest = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    x, y = data(8, seed=0).tensors
+    for _ in range(2):
+        for rows in ([0, 1, 5, 6], [2, 3, 7], [4]):
+            optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.mse_loss(net(x[rows]), y[rows]))
+            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
+    return torch.cat([own.detach().flatten() for own in (*net.parameters(), *rest.parameters())]).tolist()
+
+
+def test_a_stream_that_ends_earlier_on_a_rank_takes_part_with_no_weight(two_ranks: Ranks, tmp_path: Path) -> None:
+    first, second = two_ranks(trained, tmp_path / "two", 6, Streamed)
+    assert first == second
+    assert first == pytest.approx(streamed_by_hand(), rel=1e-5)
+    two_ranks(trained, tmp_path / "part", 4, Streamed)
+    assert two_ranks(trained, tmp_path / "part", 6, Streamed) == [first, first]
 
 
 def refusal(folder: Path, kind: type[Line] = Line, **args: Any) -> str:
