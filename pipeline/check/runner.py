@@ -10,14 +10,7 @@ from pipeline.check.inspection import Setting, Settings, kind, names_in, plain
 from pipeline.check.phase import may_report, reported_names
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
-from pipeline.config.schema import (
-    SYNC_ON_CPU,
-    TRAINING_KEYS,
-    BestSettings,
-    PredictionSettings,
-    RunnerSchema,
-    RunSettings,
-)
+from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettings, RunnerSchema, RunSettings
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -108,7 +101,7 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
         if runner[key].value == "fp16" and runner["device"].value == "cpu":
             runner.fault_at(key, "is 'fp16', and device is 'cpu': fp16 needs a GPU; use bf16 or fp32")
     if runner["sync_batchnorm"].value is True and runner["device"].value == "cpu":
-        runner.fault_at("sync_batchnorm", SYNC_ON_CPU)
+        runner.fault_at("sync_batchnorm", "is true, and device is 'cpu'; use GPUs, or remove it")
     if trains:
         _check_validation(runner, phases)
         if (interval := runner["save_inference_interval"]).value in (None, []):

@@ -16,9 +16,6 @@ from pipeline.config.load import ConfigBuilder
 from pipeline.config.yaml_tree import DEFAULT, Node, one_line
 from pipeline.context import STAGES
 
-# ``--nproc auto``.
-AUTO = "auto"
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 # ``train_runner=./startup.py``.
@@ -64,15 +61,16 @@ def processes(function: _F) -> _F:
     again = "How often all processes are started again after one has failed, from the newest checkpoint."
     several = "Processes to start on this host; auto: one for each GPU. By default worker_num of the config, else none."
     function = click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="K", help=again)(function)
-    return click.option("--nproc", metavar="N|auto", callback=_processes, help=several)(function)
+    return click.option("--nproc", type=_Processes(), metavar="N|auto", help=several)(function)
 
 
-def _processes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
-    if value is None or value == AUTO:
+class _Processes(click.ParamType[str]):
+    name = "processes"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value != "auto" and not re.fullmatch("[1-9][0-9]*", value):
+            self.fail(f"'{value}' is no number of processes; write 2, or auto", param, ctx)
         return value
-    if not value.isdecimal() or int(value) < 1:
-        raise click.BadParameter(f"'{value}' is no number of processes; write 2, or auto", context, parameter)
-    return int(value)
 
 
 def split(

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -15,10 +15,10 @@ from pipeline.check.runner import runners_of_mode
 from pipeline.cli import COMMANDS, refuse
 from pipeline.cli.options import config_and_overrides, log_level, processes
 from pipeline.config.load import ConfigBuilder
-from pipeline.distributed.exit import leave, write_error_file
-from pipeline.distributed.launch import count_processes, is_launched, launch, refuse_options
+from pipeline.distributed.exit import leave
+from pipeline.distributed.launch import count_processes, is_launched, launch
 from pipeline.distributed.world import PeerError, joined
-from pipeline.errors import ExitCode, PipelineError
+from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.run import log
 from pipeline.run.resume import NEVER
 from pipeline.signals import StoppedError
@@ -37,19 +37,11 @@ from pipeline.trainer import GeneralTrainer
     "by default a new one is begun.",
 )
 @log_level
-def command(
-    path: str,
-    overrides: Sequence[str],
-    nproc: int | str | None,
-    max_restarts: int,
-    debug: bool,
-    resume: str,
-    level: str | None,
-) -> None:
+def command(path: str, overrides: Sequence[str], debug: bool, resume: str, level: str | None, **launching: Any) -> None:
     """Exit codes: see the README."""
     log.to_stderr(level or "INFO")
     overrides = [*overrides, *_debug(path, overrides)] if debug else overrides
-    run_and_leave(lambda: GeneralTrainer(path, overrides, resume), sys.argv[1:], nproc, max_restarts)
+    run_and_leave(lambda: GeneralTrainer(path, overrides, resume), sys.argv[1:], **launching)
 
 
 def _debug(path: str, overrides: Sequence[str]) -> list[str]:
@@ -59,7 +51,7 @@ def _debug(path: str, overrides: Sequence[str]) -> list[str]:
 
 
 def run_and_leave(
-    build: Callable[[], GeneralTrainer], words: Sequence[str], nproc: int | str | None, max_restarts: int
+    build: Callable[[], GeneralTrainer], words: Sequence[str], nproc: str | None, max_restarts: int
 ) -> NoReturn:
     """Run what a trainer is to run, here or in processes of its own, and leave with the exit code.
 
@@ -74,16 +66,14 @@ def run_and_leave(
     """
     if not is_launched():
         trainer = build()
-        if processes := count_processes(trainer.config, nproc, max_restarts):
-            gc.enable()
-            sys.exit(launch(words, processes, max_restarts))
-        sys.exit(run_trainer(trainer))
+        processes = count_processes(trainer.config, nproc, max_restarts)
+        sys.exit(launch(words, processes, max_restarts) if processes else run_trainer(trainer))
     try:
-        refuse_options(nproc, max_restarts)
+        if nproc or max_restarts:
+            raise ConfigError("--nproc, --max-restarts: a launcher has started this process; leave them out, or that")
         with joined() as world:
             code = run_trainer(world.attempt(build))
     except PipelineError as error:
-        write_error_file(error.exit_code, str(error))
         # What has failed elsewhere is told there, and by rank 0.
         code = error.exit_code if isinstance(error, PeerError) and os.environ["RANK"] != "0" else refuse(error)
     leave(code)

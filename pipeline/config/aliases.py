@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.config.schema import NO_SERVERS
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import Fault
 
@@ -56,11 +55,15 @@ OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
 # Canonical keys that hold a list, to which each alias adds.
 ADDING = {"save_interval"}
 
-# Keys of others for several processes: why each is refused; ``sync`` is what is done anyway.
+# Of two names of a key that mean something else, one replaces the other.
+_SIZES = {"batch_size": "global_batch_size", "global_batch_size": "batch_size"}
+# Keys of others for several processes -> what is allowed, and why nothing else is.
+_NO_SERVERS = "a parameter server keeps a part of the model, and here every process has all of it"
 _REFUSED = {
-    "server_num": f"{NO_SERVERS}; remove it",
-    "distribute_strategy": f"{NO_SERVERS}, and takes the same step; write sync, or remove it",
-    "distributed_backend": "the device decides, nccl for GPUs and gloo for CPUs; remove it",
+    "fleet_mode": ("collective", f"there is collective alone: {_NO_SERVERS}; write that, or remove it"),
+    "server_num": (0, f"{_NO_SERVERS}; remove it"),
+    "distribute_strategy": ("sync", f"{_NO_SERVERS}, and takes the same step; write sync, or remove it"),
+    "distributed_backend": (None, "the device decides, nccl for GPUs and gloo for CPUs; remove it"),
 }
 
 # Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored.
@@ -88,6 +91,8 @@ def names_of(address: str) -> list[str]:
 
 def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
     """Rename another name of ``key`` in the mapping at ``address``, so that a later value replaces it."""
+    if re.fullmatch(r"dataset\.[^.]+", address):
+        values.pop(_SIZES.get(key, ""), None)
     names = names_of(f"{address}.{key}")
     for name in names if names[0] not in ADDING else ():
         if name != key and name in values:
@@ -99,8 +104,6 @@ def use_canonical_keys(tree: Node) -> list[Fault]:
     faults: list[Fault] = []
     for name, item in tree.section("runner").items():
         faults += _use_our_words(item.value, f"runner.{name}")
-    for item in tree.section("dataset").values():
-        _use_one_batch_size(item.value)
     for section, keys in NOT_YET.items():
         for name, item in tree.section(section).items():
             for key in (key for key in keys if key in item.value):
@@ -126,10 +129,10 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
     # ``32`` and ``bf16-mixed`` are Lightning's words.
     for node in (runner[key] for key in ("precision", "eval_precision") if key in runner):
         node.value = PRECISIONS.get(str(node.value), node.value)
-    for key in (key for key in _REFUSED if key in runner):
-        node = runner.pop(key)
-        if node.value != "sync":
-            yield (node.key or node.origin).fault(f"{address}.{key}", f"is {node.value!r}: {_REFUSED[key]}")
+    for key in (key for key in _REFUSED if key in runner and runner[key].value not in (None, "collective")):
+        node, (allowed, why) = runner.pop(key), _REFUSED[key]
+        if node.value != allowed:
+            yield (node.key or node.origin).fault(f"{address}.{key}", f"is {node.value!r}: {why}")
     kind = runner.get("class")
     if kind and (match := re.fullmatch("(local_)?cluster_train", str(kind.value).lower())):
         kind.value = "train"
@@ -138,14 +141,6 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
             yield kind.origin.fault(
                 f"{address}.class", "is local_cluster_train, of how many processes? add worker_num: N"
             )
-
-
-def _use_one_batch_size(dataset: dict[str, Node]) -> None:
-    """Remove the size of a batch that an override of the other size replaces; null is none."""
-    both = [dataset[key] for key in ("batch_size", "global_batch_size") if key in dataset]
-    weights = [(size.value is not None, size.origin.is_override) for size in both]
-    if len(both) == 2 and weights[0] != weights[1]:
-        del dataset["batch_size" if weights[0] < weights[1] else "global_batch_size"]
 
 
 def _put(node: Node, runner: dict[str, Node], canonical: str, address: str, what: str = "") -> Iterator[Fault]:

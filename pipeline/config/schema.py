@@ -88,12 +88,6 @@ def _device(value: Any) -> Any:
     raise ValueError(f"is {value!r}; write auto, cpu, gpu, cuda or cuda:N")
 
 
-def _fleet_mode(value: Any) -> Any:
-    if value in ("ps", "pslib"):
-        raise ValueError(f"is {value!r}: {NO_SERVERS}; write collective, or remove it")
-    return value
-
-
 def _folder_name(value: Any) -> Any:
     if value in ("lock", "ranks", "workspace"):
         raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
@@ -192,8 +186,6 @@ Device = Annotated[
 ]
 
 RunnerKind = Annotated[Literal["train", "infer"], BeforeValidator(_runner_class), WithJsonSchema(_KIND)]
-
-FleetMode = Annotated[Literal["collective"], BeforeValidator(_fleet_mode), WithJsonSchema({"enum": ["collective"]})]
 
 Precision = Annotated[Literal["fp32", "fp16", "bf16"], WithJsonSchema(_PRECISION)]
 
@@ -433,9 +425,7 @@ class RunnerSchema(_Section):
     find_unused_parameters: bool = Field(False, description="of ddp: some parameters are in no loss of some batch")
     collective_timeout: float = Field(600.0, gt=0, description="seconds that a process waits for the others")
     worker_num: Count | None = Field(None, description="processes on this host, as --nproc; of local_cluster_train")
-    fleet_mode: FleetMode | None = Field(
-        None, description="collective: a launcher starts it; so of local_cluster_train and cluster_train"
-    )
+    fleet_mode: Literal["collective"] | None = Field(None, description="collective: a launcher starts its processes")
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")
     trainer_class: ClassPathValue = Field("pipeline.trainer:GeneralTrainer", description="GeneralTrainer or a subclass")
     max_stage_repeats: int = Field(100, gt=0, description="how often one stage may be entered")
@@ -505,11 +495,6 @@ def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:
 
 
 WARN = "warn"
-
-# Why parameter servers are refused.
-NO_SERVERS = "a parameter server keeps a part of the model, and here every process has all of it"
-
-SYNC_ON_CPU = "is true, and on a CPU torch cannot synchronise BatchNorm; use GPUs, or remove it"
 
 # The ``loss`` of a phase whose model returns it.
 MODEL_LOSS = "model"

@@ -31,10 +31,8 @@ def resolve_device(name: str, world: World = SINGLE) -> torch.device:
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         gpus = f"{count} GPU{'' if count == 1 else 's'}"
-        remedy, several = "write cpu or auto", ""
-        if world.local_size > 1:
-            several, remedy = f" for {world.local_size} processes", f"start {count or 1}, or write cpu"
-        raise ConfigError(f"is '{name}', and this machine has {gpus}{several}; {remedy}")
+        several = f" for {world.local_size} processes; start fewer, or write cpu" if world.local_size > 1 else ""
+        raise ConfigError(f"is '{name}', and this machine has {gpus}{several or '; write cpu or auto'}")
     return device
 
 

@@ -1,30 +1,26 @@
-"""How one of several processes leaves: it tells its launcher why, and ends at once; also where the launcher is gone."""
+"""How one of several processes leaves: it tells its launcher why, and ends at once; and it ends where the launcher does."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from threading import Thread
 from typing import NoReturn
 
-from loguru import logger
-
-from pipeline.errors import ExitCode
-
 # Set for each process by torch's launcher: of which launch it is one, and where to say why it has left.
-RUN, ERROR_FILE = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"
+RUN, _ERROR_FILE = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"
 
 # Seconds by which the end of a process that follows another's counts as later.
-LATER = 60
+_LATER = 60
 
-# Seconds between two looks at whether the launcher is there.
-_LOOK = 0.25
+# Of Linux, in <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
 
 
 def write_error_file(exit_code: int, why: str, *, follows: bool = False) -> None:
@@ -35,14 +31,12 @@ def write_error_file(exit_code: int, why: str, *, follows: bool = False) -> None
         why: one line or more.
         follows: whether it leaves because another has failed, which is the cause then.
     """
-    path = Path(os.environ.get(ERROR_FILE, ""))
-    if ERROR_FILE not in os.environ or path.exists():
-        return
+    path = Path(os.environ.get(_ERROR_FILE, ""))
     # The earliest is torchrun's root cause too.
-    at = time.time() + LATER * follows
-    about = {"message": why, "errorCode": exit_code, "extraInfo": {"py_callstack": why, "timestamp": int(at), "at": at}}
-    with suppress(OSError):
-        path.write_text(json.dumps({"message": about}))
+    about = {"py_callstack": why, "timestamp": int(time.time()) + _LATER * follows}
+    if _ERROR_FILE in os.environ and not path.exists():
+        with suppress(OSError):
+            path.write_text(json.dumps({"message": {"message": why, "errorCode": exit_code, "extraInfo": about}}))
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -56,15 +50,7 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-@cache
-def watch_launcher() -> None:
-    """From now on, end this process a moment after torch's launcher, where that has started it."""
-    if RUN in os.environ:
-        Thread(target=_watch, args=[os.getppid()], name="launcher", daemon=True).start()
-
-
-def _watch(launcher: int) -> None:
-    while os.getppid() == launcher:
-        time.sleep(_LOOK)
-    logger.error("the launcher of this process is gone, so it ends as well")
-    leave(ExitCode.TERMINATED)
+def end_with_launcher() -> None:
+    """Have the system kill this process when torch's launcher, where that has started it, is gone: it would train on."""
+    if RUN in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

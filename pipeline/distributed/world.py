@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.distributed.exit import leave, watch_launcher, write_error_file
+from pipeline.distributed.exit import end_with_launcher, leave, write_error_file
 from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
 from pipeline.signals import SHUTDOWN, StoppedError
 
@@ -429,7 +429,7 @@ def joined(timeout: float | None = None) -> Iterator[World]:
         PeerError: another process has failed, also where this one raises an error because of it.
     """
     size = launched_size()
-    watch_launcher()
+    end_with_launcher()
     if size > 1 and len(_worlds) == 1:
         with _joined(size, timeout or 600.0) as world:
             yield world
@@ -471,7 +471,9 @@ def launched_size() -> int:
         ConfigError: it says only half of what it has to.
     """
     size = os.environ.get("WORLD_SIZE", "1")
-    if "WORLD_SIZE" not in os.environ and (tasks := _slurm_tasks()) != "1":
+    # A batch script is one process, however many tasks it asks for.
+    tasks = os.environ.get("SLURM_NTASKS", "1") if os.environ.get("SLURM_PROCID", "0") != "0" else "1"
+    if "WORLD_SIZE" not in os.environ and (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", tasks)) != "1":
         what = "srun has started them, and no torchrun; write srun --ntasks-per-node 1 torchrun … -m pipeline run …"
         raise ConfigError([Fault(f"environment SLURM_NTASKS={tasks}", 0, 0, "", what)])
     if size == "1":
@@ -484,12 +486,6 @@ def launched_size() -> int:
         what = f"RANK={os.environ['RANK']} is none of {size} processes; start them with torchrun"
         raise ConfigError([Fault(f"environment WORLD_SIZE={size}", 0, 0, "", what)])
     return int(size)
-
-
-def _slurm_tasks() -> str:
-    """How many processes srun has started, of which this is one; a batch script is one, however many tasks it asks for."""
-    of_all = os.environ.get("SLURM_NTASKS", "1") if os.environ.get("SLURM_PROCID", "0") != "0" else "1"
-    return os.environ.get("SLURM_STEP_NUM_TASKS", of_all)
 
 
 @cache

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loguru import logger
+from torch.distributed.distributed_c10d import Store
 
 from pipeline.checkpoint import layout, storage, store
 from pipeline.checkpoint.storage import storing
@@ -22,12 +23,14 @@ from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form, seconds_of, time_is_over
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
-from pipeline.distributed.launch import Note
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, PipelineError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, is_run_directory, new_folder, parse_command
 from pipeline.run.provenance import ELSEWHERE, Provenance
 
 NEVER, AUTO = "never", "auto"
+
+# Key of the run directory in what the attempts of a run have in common.
+RUN_DIR = "run_dir"
 
 # Exit codes that an attempt leaves with again.
 _LASTING = (ExitCode.USAGE, ExitCode.DIVERGED, ExitCode.BUG)
@@ -45,17 +48,22 @@ class PreviousRun(NamedTuple):
     checkpoint: Path | None = None
 
 
-def find_previous(output_dir: Path, config: Config, resume: str | Path) -> PreviousRun | None:
+def find_previous(
+    output_dir: Path, config: Config, resume: str | Path, attempts: Store | None = None
+) -> PreviousRun | None:
     """The run that is to be resumed; None for a new one.
 
     Args:
         output_dir: where run directories are.
         config: what is to be run.
         resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
+        attempts: where the attempt before has left its run directory, under ``RUN_DIR``.
 
     Raises:
         ConfigError: the path is that of neither.
+        PipelineError: the attempt before has left with a code that another would leave with too.
     """
+    resume = _after_attempt(attempts, resume)
     if resume == NEVER:
         return None
     if resume == AUTO:
@@ -71,13 +79,9 @@ def find_previous(output_dir: Path, config: Config, resume: str | Path) -> Previ
     return PreviousRun(directory, checkpoint)
 
 
-def after_attempt(note: Note, resume: str | Path) -> str | Path:
-    """What is to be resumed: after an attempt that torch's launcher has ended, the run of that one, whatever was asked.
-
-    Raises:
-        PipelineError: that attempt has left with a code that another would leave with too.
-    """
-    run_dir = Path(note.read())
+def _after_attempt(attempts: Store | None, resume: str | Path) -> str | Path:
+    """What is to be resumed: after an attempt that torch's launcher has ended, its own run, whatever was asked."""
+    run_dir = Path(attempts.get(RUN_DIR).decode() if attempts and attempts.check([RUN_DIR]) else "")
     if not is_run_directory(run_dir):
         return resume
     status = RunDirectory(run_dir).read_status()

@@ -30,22 +30,14 @@ from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
 from pipeline.data.loader import dataset_digest
 from pipeline.distributed.device import deterministic
-from pipeline.distributed.launch import Note, find_devices, own_threads
+from pipeline.distributed.launch import attempt_store, find_devices
 from pipeline.distributed.world import SINGLE, Failure, World, joined
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode, StageError
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance, digests, imported_packages
-from pipeline.run.resume import (
-    NEVER,
-    PreviousRun,
-    after_attempt,
-    find_previous,
-    reconcile,
-    train_on,
-    with_original_links,
-)
+from pipeline.run.resume import NEVER, RUN_DIR, PreviousRun, find_previous, reconcile, train_on, with_original_links
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
 from pipeline.user_code.plugins import load_plugins, plugin_manager
@@ -114,8 +106,8 @@ def _lead(
     """The run of rank 0, which makes or reopens its directory."""
     trainers, _, devices = classes
     with _output_dir(config) as output_dir:
-        note = Note(world)
-        previous = find_previous(output_dir, config, after_attempt(note, resume))
+        attempts = attempt_store()
+        previous = find_previous(output_dir, config, resume, attempts)
         if previous:
             config = with_original_links(config, previous)
             previous = train_on(previous, config)
@@ -129,7 +121,8 @@ def _lead(
             else:
                 logger.info(f"run directory {directory.path}")
                 provenance.write(directory)
-            note.write(str(directory.path))
+            if attempts:
+                attempts.set(RUN_DIR, str(directory.path))
             directory.add(trainers)
             config = config.in_run(directory.path)
             for runner in config.runners:
@@ -340,9 +333,9 @@ def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
     session = run.sessions[name] = RunnerSession(name, run, begin_fit)
     settings, resources = session.settings, session.resources
     resources.callback(session.checkpointer._wait)
-    if threads := settings.threads or own_threads(run.world):
+    if settings.threads:
         resources.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(threads)
+        torch.set_num_threads(settings.threads)
     if settings.deterministic:
         resources.enter_context(deterministic())
     return session

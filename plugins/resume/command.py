@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,7 +23,7 @@ from pipeline.trainer import GeneralTrainer
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]…")
 @processes
 @log_level
-def command(path: Path, words: tuple[str, ...], nproc: int | str | None, max_restarts: int, level: str | None) -> None:
+def command(path: Path, words: tuple[str, ...], level: str | None, **launching: Any) -> None:
     """Resume a run that was interrupted.
 
     The run in RUN_DIR goes on, or from a CHECKPOINT in one, with the config, overrides and code that it was started with.
@@ -42,7 +43,7 @@ def command(path: Path, words: tuple[str, ...], nproc: int | str | None, max_res
     # Outputs are relative to where the run was begun.
     os.chdir(folder)
     run_and_leave(
-        lambda: GeneralTrainer(config, [*overrides, *words], checkpoint or run_dir), command_line, nproc, max_restarts
+        lambda: GeneralTrainer(config, [*overrides, *words], checkpoint or run_dir), command_line, **launching
     )
 
 

@@ -38,8 +38,6 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["batch_sampler={class_path: pipeline.data.buckets:LengthBuckets, args: {max_elements: 9}}", "shuffle=true", "batch_size=null"], []),
     (["batch_size=null"], []),
     (["global_batch_size=8"], []),  # The file's batch_size: 4 is replaced.
-    (["global_batch_size=8", "batch_size=null", "drop_last=true"], []),
-    (["global_batch_size=8", "batch_size=4"], ["global_batch_size: is set, and so is batch_size: 4 of each process; keep one of the two"]),
     (["collate_fn=own.py:join"], []),
     (["collate_fn=pipeline.data.padded:pad", "collate_args={target_padding: -100}"], []),
     (["sampler={class_path: own.py:NoOrder}"], ["sampler.class_path: NoOrder is no sampler: it has no __iter__; define it, or name another class"]),
@@ -97,3 +95,11 @@ def test_the_keys_of_a_dataset_have_to_hold_together(linear: Path, overrides: li
     given = [f"dataset.train_data.{each}".replace("own.py", f"{folder}/own.py") for each in overrides]
     found = {f"{fault.address}: {fault.message}".replace(f"{folder}/", "") for fault in check(linear, given)}
     assert found == {f"dataset.train_data.{each}" for each in expected}
+
+
+def test_a_dataset_has_one_size_of_a_batch(linear: Path) -> None:
+    text = linear.read_text(encoding="utf-8").replace("batch_size: 4", "batch_size: 4, global_batch_size: 8")
+    linear.write_text(text, encoding="utf-8")
+    (fault,) = check(linear)
+    assert fault.address == "dataset.train_data.global_batch_size"
+    assert fault.message == "is set, and so is batch_size: 4 of each process; keep one of the two"

@@ -117,8 +117,7 @@ def test_keys_that_agree_are_no_fault(faults: Faults, keys: str) -> None:
         ("jit: true; jit_module_keys: [c, a]; compile: true; compile_module_keys: [b, a]",
          "config.yaml:10:10: runner.learn.jit: is on for a, and so is compile; "
          "name others in jit_module_keys than in compile_module_keys, or turn one of them off"),
-        ("device: cpu; sync_batchnorm: true", "config.yaml:11:21: runner.learn.sync_batchnorm: is true, and on a CPU torch "
-         "cannot synchronise BatchNorm; use GPUs, or remove it"),
+        ("device: cpu; sync_batchnorm: true", "config.yaml:11:21: runner.learn.sync_batchnorm: is true, and device is 'cpu'; use GPUs, or remove it"),
         ("worker_num: 4", "config.yaml:10:17: runner.learn.worker_num: is the number of processes of a local_cluster_train; "
          "write that class, or remove it"),
         ("device: cpu; precision: fp16",

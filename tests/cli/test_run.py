@@ -56,12 +56,12 @@ def test_a_stage_that_fails_exits_1_with_its_own_traceback(pipeline: Call, linea
         (["--nproc", "0"], "'0' is no number of processes; write 2, or auto"),
         (["--max-restarts", "2"], "--max-restarts 2: is for processes that are started; add --nproc N"),
         (
-            ["--nproc", "3", "dataset.train_data.global_batch_size=2", "dataset.train_data.batch_size=1"],
+            ["--nproc", "3", "dataset.train_data.global_batch_size=2"],
             "dataset.train_data.global_batch_size: is 2, and there are 3 processes; start fewer, or write a larger one",
         ),
         (
             ["runner.train_runner.device=auto", "runner.train_runner.sync_batchnorm=true"],
-            "runner.train_runner.sync_batchnorm: is true, and on a CPU torch cannot synchronise BatchNorm",
+            "runner.train_runner.sync_batchnorm: is true, and the device is the CPU; use GPUs, or remove it",
         ),
     ],
 )

@@ -9,10 +9,13 @@ import pytest
 
 from pipeline.config.aliases import NOT_YET
 from pipeline.config.load import Config
-from pipeline.config.schema import NO_SERVERS, Interval, parse_intervals
+from pipeline.config.schema import Interval, parse_intervals
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
+
+
+NO_SERVERS = "a parameter server keeps a part of the model, and here every process has all of it"
 
 
 def runner(keys: str) -> str:
@@ -161,7 +164,10 @@ def test_a_runner_of_several_processes_is_a_train_runner(config: Configs, keys: 
     ("keys", "message"),
     [
         ("class: local_cluster_train", "class: is local_cluster_train, of how many processes? add worker_num: N"),
-        ("class: cluster_train, fleet_mode: ps", f"fleet_mode: is 'ps': {NO_SERVERS}; write collective, or remove it"),
+        (
+            "class: cluster_train, fleet_mode: ps",
+            f"fleet_mode: is 'ps': there is collective alone: {NO_SERVERS}; write that, or remove it",
+        ),
         ("class: cluster_train, server_num: 2", f"server_num: is 2: {NO_SERVERS}; remove it"),
         (
             "class: train, distribute_strategy: geo",
@@ -183,16 +189,21 @@ def test_what_several_processes_are_not_is_told(faults: Faults, keys: str, messa
     [
         ("batch_size: 4", "global_batch_size=8", (1, 8)),
         ("global_batch_size: 8", "batch_size=4", (4, None)),
-        ("global_batch_size: 8, batch_size: 4", "batch_size=null", (1, 8)),
         ("global_batch_size: 8", "global_batch_size=null", (1, None)),
-        ("shuffle: true", "batch_size=null", (None, None)),
+        ("global_batch_size: 8", "batch_size=null", (None, None)),
     ],
 )
-def test_an_override_of_one_batch_size_replaces_the_other(
+def test_an_override_of_one_size_of_a_batch_replaces_the_other(
     config: Configs, keys: str, override: str, sizes: tuple[int | None, int | None]
 ) -> None:
     found = config(f"dataset: [{{name: d, class_path: a.B, {keys}}}]", f"dataset.d.{override}").settings.dataset[0]
     assert (found.batch_size, found.global_batch_size) == sizes
+
+
+def test_a_size_of_a_batch_replaces_the_other_of_a_base(config: Configs) -> None:
+    base = "dataset: [{name: d, class_path: a.B, batch_size: 4}]\nrunner: [{name: r, class: train}]"
+    found = config("_base_: base.yaml\ndataset: [{name: d, global_batch_size: 8}]", files={"base.yaml": base})
+    assert (found.settings.dataset[0].batch_size, found.settings.dataset[0].global_batch_size) == (1, 8)
 
 
 @pytest.mark.parametrize(
