@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
 
+from pipeline import GeneralTrainer
 from pipeline.data.batch import EmptySlice
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
@@ -16,7 +19,10 @@ from pipeline.training.brain import ModuleBrain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.metrics import AUC, RMSE, Mean
 from pipeline.training.metrics.ranks import Judges, join
+from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
+from tests.distributed.test_equality import FILES, assert_close, run_job
+from tests.distributed.test_equality import numbers as lines_of
 
 
 class Pair(NamedTuple):
@@ -205,3 +211,57 @@ def test_values_of_slices_are_joined_however_deep(parts: Any, counts: Any, whole
 def test_what_has_no_row_per_sample_is_not_joined(value: Any) -> None:
     with pytest.raises(ValueError, match="has no row per sample"):
         join((value, value), (2, 2))
+
+
+def evaluate_all(config: Path, *overrides: str) -> Any:
+    """The numbers of an infer runner, by checkpoint."""
+    context = GeneralTrainer(config, [*overrides]).run()
+    checkpoints = {path.name: numbers for path, numbers in context["checkpoints"].items()}
+    return checkpoints, context["metrics"], str(context["run_dir"])
+
+
+@pytest.mark.slow
+def test_a_damaged_one_of_several_checkpoints_is_left_out_by_all(two_ranks: Ranks, workspace: Workspace) -> None:
+    config = workspace(FILES) / "config.yaml"
+    trained = run_job(config, ["mode=train", f"output_dir={config.parent / 'trained'}"])
+    second = sorted(Path(trained, "train", "checkpoints").glob("step-*"))[1]
+    (second / "waves.safetensors").write_bytes(b"nothing")
+    own = ["mode=test", f"runner.test.init_model_path={trained}"]
+    both = two_ranks(evaluate_all, config, *own, f"output_dir={config.parent / 'together'}")
+    (checkpoints, metrics, run_dir), others = both[0], both[1]
+    alone = evaluate_all(config, *own, f"output_dir={config.parent / 'alone'}")
+    assert others == both[0]
+    assert_close(checkpoints, alone[0])
+    assert_close(metrics, alone[1])
+    assert [len(numbers) for numbers in checkpoints.values()] == [1, 0, 1]
+    for name in (name for name in checkpoints if name != second.name):
+        paths = [Path(own, "test", name, "waves_predictions.jsonl") for own in (run_dir, alone[2])]
+        ours, theirs = ([json.loads(line) for line in path.read_text().splitlines()] for path in paths)
+        assert len(ours) == 33
+        assert_close(ours, theirs)
+
+
+STREAM = """
+    from torch.utils.data import IterableDataset
+    from .data import Waves
+
+    class Stream(IterableDataset):
+        def __init__(self, samples):
+            self.waves = Waves(samples, 1)
+        def __iter__(self):
+            for index in range(len(self.waves.x)):
+                yield self.waves[index]
+"""
+
+
+@pytest.mark.parametrize("samples", [9, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stream_is_validated_once_whatever_number_of_batches_ranks_have(
+    three_ranks: Ranks, workspace: Workspace, samples: int
+) -> None:
+    config = workspace({**FILES, "stream.py": STREAM}) / "config.yaml"
+    data = f"dataset.valid={{name: valid, class_path: '{{workspace}}/stream.py:Stream', args: {{samples: {samples}}}, batch_size: 2}}"
+    own = [data, "mode=train", "runner.train.epochs=1"]
+    together = three_ranks(run_job, config, [*own, f"output_dir={config.parent / 'together'}"])[0]
+    alone = run_job(config, [*own, f"output_dir={config.parent / 'alone'}"])
+    # Each sample once: the greatest error, which is gathered, and the mean, which is merged.
+    assert_close(lines_of(together)[-1], lines_of(alone)[-1])

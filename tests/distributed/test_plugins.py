@@ -197,11 +197,9 @@ def test_a_metric_that_can_neither_be_merged_nor_gathered_ends_the_run(workspace
     config = workspace({**FILES, "wide.py": WIDE}) / "config.yaml"
     own = "phase.waves.model={workspace}/wide.py:Wide", "phase.waves.loss=null"
     metrics = "phase.waves.metrics={worst: {class: '{workspace}/metric.py:Worst'}}"
-    code, first, second = run_on_two(config, "mode=train", *own, metrics)
+    code, first, _ = run_on_two(config, "mode=train", *own, metrics)
     assert code == 1
     assert "phase.waves: metric 'worst' (Worst) has no merge(states), and what it judges cannot be joined" in first
-    assert "rank 0 failed: " in second
-    assert "metric 'worst' (Worst)" in second
 
 
 @pytest.mark.slow
