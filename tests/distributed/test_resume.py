@@ -120,3 +120,22 @@ def test_where_the_disk_of_one_rank_is_full_all_fail(config: Path) -> None:
     assert first[0].startswith("74 rank 1: ")
     assert "No space left on device" in first[0]
     assert second[0].startswith("74 ")
+
+
+def run_and_ask(config: Path, folder: Path) -> tuple[list[int | None], str, str]:
+    """What each rank finds of the checkpoints of a run that keeps two of them and the best."""
+    own = ["runner.train.keep_last=2", "runner.train.keep_best={metric: valid_mae, mode: min}"]
+    exported = "runner.train.save_inference_interval=1"
+    context = GeneralTrainer(config, [*JOB, *own, exported, f"output_dir={folder}"]).run()
+    saver = context["checkpointer"]
+    best = saver.best("valid_mae", "min")
+    return [layout.step_of(path) for path in saver.all()], str(saver.newest()), str(best)
+
+
+def test_all_ranks_find_the_same_checkpoints(two_ranks: Ranks, config: Path) -> None:
+    first, second = two_ranks(run_and_ask, config, config.parent / "found")
+    assert first == second
+    assert first[0][-2:] == [12, 15]
+    [run_dir] = [path for path in (config.parent / "found").glob("*/2*") if path.is_dir()]
+    exported = sorted(path.name for path in (run_dir / "train" / "inference").iterdir())
+    assert exported == [f"waves-{iteration:012d}.safetensors" for iteration in (5, 10, 15)]
