@@ -275,12 +275,12 @@ def test_a_rank_that_builds_something_else_is_named(ranks: Ranks, workspace: Wor
 FAILURES = {
     "data": (1, r"failed in __getitem__|RuntimeError: broken on purpose"),
     "metric": (1, r"RuntimeError: broken on purpose"),
-    "plugin": (1, r"plugin 'plugin', hook after_epoch \(acts.py:\d+\).*RuntimeError: broken on purpose"),
+    "plugin": (1, r"plugin 'acts', hook after_epoch \(acts.py:\d+\).*RuntimeError: broken on purpose"),
     "diverges": (5, r"failed in train_batch \(acts.py:\d+\): DivergedError: not finite"),
     "terminal": (1, r"terminal \(acts.Terminal, .*failed in terminal \(acts.py:\d+\): RuntimeError: broken"),
     "abort": (1, r"failed in train_batch \(acts.py:\d+\): RuntimeError: broken on purpose"),
-    "killed": (137, "rank 1 was killed, or has left without a word: .* last seen at iteration [67]"),
-    "hangs": (1, "rank 1 hangs: it has not come to .* within 4 seconds, last seen at iteration [67]"),
+    "killed": (137, "was killed, or has left without a word: .* last seen at iteration [67]"),
+    "hangs": (1, "hangs: it has not come to .* within 4 seconds, last seen at iteration [67]"),
 }
 
 
@@ -302,7 +302,8 @@ def test_a_failure_of_one_rank_ends_all_and_is_told_as_its(workspace: Workspace,
     environment = {**os.environ, "WHAT": where, "WHEN": str(when), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == code, ended.stderr
-    waits = {"hangs": 4 + 2 + 8}.get(where, 0)
+    # Those that wait for it have so many seconds; the others on a busy machine two more than ten.
+    waits = {"hangs": 4 + 2 + 8, "abort": 5}.get(where, 0)
     assert time.time() - when.stat().st_mtime < 10 + 2 + waits
     status = status_of(workspace)
     assert (status["failed_rank"], status["exit_code"]) == (1, 1 if where == "killed" else code)
