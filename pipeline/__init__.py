@@ -48,12 +48,7 @@ _HOMES = {
     "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
-    "pipeline.distributed.main_process": (
-        "ddp_init_group",
-        "if_main_process",
-        "main_process_only",
-        "run_on_main",
-    ),
+    "pipeline.distributed.main_process": ("ddp_init_group", "if_main_process", "main_process_only", "run_on_main"),
     "pipeline.hookspecs": ("hookimpl", "observe"),
     "pipeline.run.runs": ("list_runs",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
