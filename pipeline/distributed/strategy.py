@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from loguru import logger
@@ -14,33 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.distributed.world import World
 
 
-class Computation(nn.Module):
-    """All that DDP goes around: modules, however they are called, and what is computed with them.
-
-    Args:
-        modules: whose gradients are averaged.
-        numbers: a parameter whose gradient tells the ranks of numbers.
-        compute: called with a batch, in the place of ``forward``.
-    """
-
-    forward: Callable[..., Any]
-
-    def __init__(self, modules: nn.Module, numbers: nn.Parameter, compute: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.trained, self.numbers, self.forward = modules, numbers, compute
-
-
 class Strategy:
     """Makes the gradients of all ranks those of the mean loss over the samples of a whole batch or window.
 
-    What is computed through ``forward`` is averaged by DDP, in the backward of the batch that closes a window. Gradients
+    What is computed through ``outputs`` is averaged by DDP, in the backward of the batch that closes a window. Gradients
     that came another way are summed up when the window closes. In both ways, (samples, not finite, has more) of the window
     come with them, so that all ranks discard alike.
 
     Args:
         world: the ranks.
-        modules: those of the Brain; None: for schedulers without a Brain, of which nothing is computed through ``forward``.
-        compute: ``compute(batch)``: predictions, and losses by name.
+        modules: those of the Brain; None: for schedulers without a Brain, of which nothing is computed through ``outputs``.
+        compute: ``compute(batch)``: predictions, and the loss or losses by name.
 
     Attributes:
         device: where the modules are.
@@ -50,30 +33,23 @@ class Strategy:
         stand_in: whether the batch in work stands in for an empty slice.
         has_more: whether this rank has another batch after this one; None: all have as many.
         samples: those of this rank since the ranks have counted together.
-        outputs: predictions and losses of the last ``forward``.
         in_ddp: what goes backward with its loss, so that the numbers reach all ranks; None: DDP has not computed the loss.
         finite: whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
     """
 
-    def __init__(
-        self,
-        world: World,
-        modules: nn.Module | None = None,
-        compute: Callable[[Any], tuple[Any, dict[str, Tensor]]] | None = None,
-    ) -> None:
-        self.world, self.modules, self.compute, self.device = world, modules, compute, torch.device("cpu")
-        self.find_unused = self.sync_batchnorm = False
+    def __init__(self, world: World, modules: nn.Module | None = None, compute: Any = None) -> None:
+        self.world, self.modules, self.device = world, modules, torch.device("cpu")
+        self.compute: Callable[[Any], tuple[Any, Any]] = compute
         self.reason = "" if modules else "an optimizer is not that of a Brain"
-        self.stand_in, self.samples, self.finite = False, 0, True
+        self.find_unused = self.sync_batchnorm = self.stand_in = self._reduced = self._logged = False
+        self.samples, self.finite = 0, True
         self.has_more: bool | None = None
-        self.outputs: tuple[Any, dict[str, Tensor]] = None, {}
-        self._loss_name = "loss"
-        self._numbers = nn.Parameter(torch.zeros(3))
         self.in_ddp: Tensor | None = None
+        self._numbers = nn.Parameter(torch.zeros(3))
         self._more: Tensor | None = None
-        self._reduced = self._logged = False
+        self._outputs: tuple[Any, Any] = None, None
         self._wrapped: list[nn.Parameter] = []
-        self._ddp: Callable[..., Any] | None = None
+        self._ddp: Any = None
         # Those of the DDP, to set one without a call of nn.Module.
         self._attributes: dict[str, Any] = {}
 
@@ -85,68 +61,63 @@ class Strategy:
         if self._ddp and {*self._wrapped} != {*_trained(self.modules)}:
             self._ddp = None
 
-    def forward(self, batch: Any, loss_name: str, *, closes: bool) -> tuple[Any, dict[str, Tensor]]:
-        """Predictions and losses of a batch; without samples, a loss whose gradients are zeros.
+    def outputs(self, batch: Any, scheduler: Any, samples: int, *, last: bool) -> tuple[Any, Any]:
+        """Predictions for a batch, and losses; in DDP, without samples, a loss whose gradients are zeros.
 
         Args:
-            batch: what is computed for, unless it is a stand-in.
-            loss_name: the loss that goes backward.
-            closes: whether the batch closes a window, so that its backward averages the gradients.
+            batch: what is computed for.
+            scheduler: whose loss goes backward; where its window closes, the backward averages the gradients.
+            samples: how many the batch has.
+            last: whether the batch closes every window.
         """
-        ddp = self._ddp or self._wrap(loss_name)
+        self.samples += samples
+        if self.reason:
+            return self.compute(batch)
+        ddp = self._ddp or self._wrap()
+        closes = last or scheduler.batches + 1 >= scheduler.accum_grad
         self._attributes["require_backward_grad_sync"] = closes or self.has_more is not None
-        try:
-            _, self.in_ddp = ddp(batch)
-        except RuntimeError as error:
-            if "find_unused_parameters" in str(error):
-                error.add_note("in a config: find_unused_parameters: true of the runner")
-            raise
-        outputs, self.outputs = self.outputs, (None, {})
+        _, self.in_ddp = ddp(batch, scheduler.loss_name)
+        outputs, self._outputs = self._outputs, (None, None)
         return outputs
 
-    def _wrap(self, loss_name: str) -> Callable[..., Any]:
-        """Put DDP around the computation; it has laid out its buckets when the first batch comes."""
-        modules, self._loss_name = self.modules, loss_name
-        assert modules is not None, "only a Brain computes through it"
+    def _wrap(self) -> Any:
+        """Put DDP around all that the Brain computes; it has laid out its buckets when the first batch comes."""
+        modules: Any = self.modules
         self._numbers = nn.Parameter(torch.zeros(3, device=self.device))
         if self.sync_batchnorm and self.device.type == "cuda":
-            convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
-            for name, module in list(modules.named_children()):
-                setattr(modules, name, convert(module))
-        new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-        buffers: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
-        computation = Computation(modules, self._numbers, self._compute)
-        ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=self.find_unused, **buffers)
-        self._ddp, self._attributes, self._wrapped = ddp, vars(ddp), _trained(modules)
+            for name, module in list(modules.items()):
+                modules[name] = cast("Any", nn.SyncBatchNorm).convert_sync_batchnorm(module)
+        computation: Any = nn.Module()
+        computation.trained, computation.numbers, computation.forward = modules, self._numbers, self._forward
+        self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=self.find_unused)
+        self._attributes, self._wrapped = vars(self._ddp), _trained(modules)
+        # The same under the names of two versions of torch, whose arguments warn of each other.
+        self._attributes.update(broadcast_buffers=False, forward_sync_buffers=False)
         # DDP lays out its buckets anew after the first backward. A resumed run, whose first batch is another, has the same.
-        open_gradients = [(parameter, parameter.grad) for parameter in self._wrapped]
-        for parameter in self._wrapped:
-            # Those of an open window would be averaged.
-            parameter.grad = None
-        stand_in, self.stand_in = self.stand_in, True
-        loss, marker = ddp(None)
+        open_gradients, stand_in = [parameter.grad for parameter in self._wrapped], self.stand_in
+        self.stand_in = True
+        # Those of an open window would be averaged.
+        modules.zero_grad()
+        loss, marker = self._ddp(None, "")
         torch.autograd.backward(loss + marker[0])
         self.stand_in, self._numbers.grad = stand_in, None
-        for parameter, gradient in open_gradients:
+        for parameter, gradient in zip(self._wrapped, open_gradients, strict=True):
             parameter.grad = gradient
         self._log("DDP, in the backward")
-        return ddp
+        return self._ddp
 
-    def _compute(self, batch: Any) -> tuple[Any, Tensor]:
+    def _forward(self, batch: Any, name: str) -> tuple[Any, Tensor]:
         """What goes through DDP: the loss, and a tensor whose gradient is that of the numbers."""
         if self.stand_in:
-            self.outputs = None, {self._loss_name: self._zero()}
+            loss = self._numbers.sum() * 0
+            # Where some may be unused, those of all are.
+            for parameter in () if self.find_unused else self._wrapped:
+                loss = loss + (parameter * 0).sum().to(loss)
+            self._outputs = None, {name: loss}
         else:
-            assert self.compute
-            self.outputs = self.compute(batch)
-        return self.outputs[1].get(self._loss_name), self._numbers * 1
-
-    def _zero(self) -> Tensor:
-        """A loss whose gradients are zeros; where some may be unused, those of all are."""
-        zero = self._numbers.sum() * 0
-        for parameter in () if self.find_unused else self._wrapped:
-            zero = zero + (parameter * 0).sum().to(zero)
-        return zero
+            self._outputs = _, loss = self.compute(batch)
+            loss = loss[name] if type(loss) is dict and name in loss else loss
+        return loss, self._numbers * 1
 
     def with_numbers(self, loss: Tensor, window: Any, samples: int) -> Tensor:
         """A loss that is about to go backward, together with the numbers of its window, if its backward averages gradients."""

@@ -58,8 +58,9 @@ class Stage(Enum):
     TEST = auto()
 
 
-# Kept, since each look-up of an enum's member is a call.
+# Kept, since each look-up of an enum's member is a call, and each new block.
 TRAIN = Stage.TRAIN
+_AS_IT_IS = nullcontext()
 
 # The phase under which a Brain that runs by itself saves and reports.
 NAME = "brain"
@@ -315,21 +316,24 @@ class Brain:
         if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return Brain.fit_batch(self, batch)
-        if self._strategy is not None:
-            return self._fit_slice(batch, self._strategy)
-        samples = self._pass_numbers.samples = self._sample_counter(batch) or raise_no_samples(batch)
+        strategy, hooked, stand_in = self._strategy, self._overrides_batch_hooks, False
+        if strategy is not None:
+            stand_in = strategy.stand_in
+            # In DDP nothing is computed for a batch of which this rank has no sample.
+            hooked = hooked and not (stand_in and not strategy.reason)
+        samples = self._pass_numbers.samples = 0 if stand_in else self._sample_counter(batch) or raise_no_samples(batch)
         last = 0 < self._pass_batches == self._batches_taken
-        if self._overrides_batch_hooks:
+        if hooked:
             filled = [scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers]
             should_step = last or any(filled)
             self.on_fit_batch_start(batch, should_step)
-        if self._train_autocast is None:
+        if strategy is not None:
+            predictions, returned = strategy.outputs(batch, self._optim_schedulers[0], samples, last=last)
+        elif self._train_autocast is None:
             predictions = self.compute_forward(batch, TRAIN)
             returned = self.compute_objectives(predictions, batch, TRAIN)
         else:
-            with self._train_autocast:
-                predictions = self.compute_forward(batch, TRAIN)
-                returned = self.compute_objectives(predictions, batch, TRAIN)
+            predictions, returned = self._compute(batch)
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
@@ -342,52 +346,17 @@ class Brain:
         self._fits += 1
         if not finite or self._fits % MOST == 0:
             self._check_divergence()
-        if self._overrides_batch_hooks:
+        if hooked:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
         if self._keeps_outputs:
             self._outputs = predictions, losses
         return loss
 
-    def _fit_slice(self, batch: Any, strategy: Strategy) -> Tensor:
-        """``fit_batch`` on the slice of a batch that this rank has; a stand-in for an empty one counts nothing."""
-        samples = 0 if strategy.stand_in else self._sample_counter(batch) or raise_no_samples(batch)
-        self._pass_numbers.samples = samples
-        should_step = last = 0 < self._pass_batches == self._batches_taken
-        for scheduler in self._optim_schedulers:
-            should_step = should_step or scheduler.batches + 1 >= scheduler.accum_grad
-        has_hooks = self._overrides_batch_hooks and not (strategy.stand_in and not strategy.reason)
-        if has_hooks:
-            self.on_fit_batch_start(batch, should_step)
-        if strategy.reason:
-            predictions, losses = self._compute(batch)
-        else:
-            predictions, losses = strategy.forward(batch, self._optim_schedulers[0].loss_name, closes=should_step)
-        epoch = self._train_state["epoch"]
-        finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
-        self._train_state["samples"] += samples
-        self._train_state["update"] += updated
-        strategy.samples += samples
-        loss = self._reported_loss(losses)
-        self._pass_loss.waiting.append((loss, samples))
-        self._fits += 1
-        if not finite or self._fits % MOST == 0:
-            self._check_divergence()
-        if has_hooks:
-            self.on_fit_batch_end(batch, predictions, loss, should_step)
-        if self._keeps_outputs:
-            self._outputs = predictions, losses
-        return loss
-
-    def _compute(self, batch: Any) -> tuple[Any, Losses]:
-        """Predictions and losses of a training batch."""
-        if self._train_autocast and not autocast_enabled(self.device):
-            with self._train_autocast:
-                return self._compute(batch)
-        predictions = self.compute_forward(batch, TRAIN)
-        returned = self.compute_objectives(predictions, batch, TRAIN)
-        if type(returned) is Tensor and not returned.ndim:
-            return predictions, {"loss": returned}
-        return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
+    def _compute(self, batch: Any) -> tuple[Any, Any]:
+        """Predictions for a training batch, and what ``compute_objectives`` returns, in the precision of the training."""
+        with self._train_autocast or _AS_IT_IS:
+            predictions = self.compute_forward(batch, TRAIN)
+            return predictions, self.compute_objectives(predictions, batch, TRAIN)
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""

@@ -14,6 +14,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import Iterations
 from pipeline.config.schema import WARN
 from pipeline.context import Context
+from pipeline.distributed.strategy import require_equal_weights
 from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError
 from pipeline.training.evaluation import BestTracker
@@ -47,6 +48,10 @@ class Checkpoints:
         """
         self.wait_for_save()
         models = self.context["model"]
+        for name, entry in models.items():
+            if (brain := entry["brain"])._strategy:
+                brain._strategy.sync_buffers()
+                require_equal_weights({name: brain.modules}, brain._strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
         training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
         if self.best:
