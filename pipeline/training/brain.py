@@ -58,9 +58,8 @@ class Stage(Enum):
     TEST = auto()
 
 
-# Kept, since each look-up of an enum's member is a call, and each new block.
+# Kept, since each look-up of an enum's member is a call.
 TRAIN = Stage.TRAIN
-_AS_IT_IS = nullcontext()
 
 # The phase under which a Brain that runs by itself saves and reports.
 NAME = "brain"
@@ -354,9 +353,11 @@ class Brain:
 
     def _compute(self, batch: Any) -> tuple[Any, Any]:
         """Predictions for a training batch, and what ``compute_objectives`` returns, in the precision of the training."""
-        with self._train_autocast or _AS_IT_IS:
-            predictions = self.compute_forward(batch, TRAIN)
-            return predictions, self.compute_objectives(predictions, batch, TRAIN)
+        if self._train_autocast and not autocast_enabled(self.device):
+            with self._train_autocast:
+                return self._compute(batch)
+        predictions = self.compute_forward(batch, TRAIN)
+        return predictions, self.compute_objectives(predictions, batch, TRAIN)
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""

@@ -431,8 +431,7 @@ class OptimScheduler(ABC):
 
     def _prepare(self) -> bool:
         """Scale the gradients to the mean loss and clip them; return False if they are known not to be finite."""
-        parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if self.scaler:
             # It checks gradients alone, which may well be finite where a loss is not.
             if self.guard.loss is not None and gradients:
@@ -444,12 +443,13 @@ class OptimScheduler(ABC):
         if gradients and (judges or self.measures_norm):
             norm = self.gradient_norm = self.guard.norm_of(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
-        if not self.scaler and not self.guard.allows_step(norm if judges else None, self.parameters):
+        asked = not self.scaler and (judges or self.guard.loss is not None)
+        if asked and not self.guard.allows_step(norm if judges else None, self.parameters):
             return False
         if norm is not None and self.grad_clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)
+            nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, norm)
         if self.grad_clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self.grad_clip_value)
+            nn.utils.clip_grad_value_(self.parameters, self.grad_clip_value)
         return True
 
     def set_rate(self, rate: float) -> None:
