@@ -165,7 +165,9 @@ class Strategy:
         if window.guard.loss is not None:
             numbers[-2] += window.guard.loss.to(numbers)
         pieces = [
-            torch.zeros(own.numel(), dtype=kind, device=device) if gradient is None else gradient.flatten().to(numbers)
+            torch.zeros(own.numel(), dtype=kind, device=device)
+            if gradient is None
+            else gradient.to_dense().flatten().to(numbers)
             for own, gradient in zip(parameters, gradients, strict=True)
         ]
         whole = torch.cat([*pieces, numbers])

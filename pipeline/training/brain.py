@@ -431,6 +431,8 @@ class Brain:
             scheduler.strategy = strategy
         if [own.owns_all and own.step_per_update == 1 for own in schedulers] != [True]:
             strategy.reason = f"{type(self).__name__} has not one optimizer that trains all of it at each step"
+        elif any(getattr(module, "sparse", False) for module in self.modules.modules()):
+            strategy.reason = "embeddings have sparse gradients, which become dense"
         elif overridden(self, Brain, "fit_batch"):
             strategy.reason = f"{type(self).__name__} has its own fit_batch"
 

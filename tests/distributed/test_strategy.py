@@ -142,6 +142,23 @@ class TwoOptimizers(Classifier):
             self.optimizers_dict[name] = torch.optim.SGD(own, lr=0.5, weight_decay=0.01)
 
 
+class Sparse(Brain):
+    """Embeddings whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(current_world().rank)
+        modules = {"table": nn.EmbeddingBag(20, 4, mode="sum", sparse=True), "head": nn.Linear(4, 1)}
+        optimizer = torch.optim.SGD
+        super().__init__(modules, lambda own: optimizer(own, lr=0.002), run_opts={"device": "cpu", "max_grad_norm": None})
+
+    def compute_forward(self, batch: Batch, stage: Stage) -> Tensor:
+        scores: Tensor = self.modules.head(self.modules.table(batch[0].abs().mul(5).long()))
+        return scores.squeeze(1)
+
+    def compute_objectives(self, predictions: Tensor, batch: Batch, stage: Stage) -> Tensor:
+        return (predictions - batch[1]).square().mean()
+
+
 class ByItself(Classifier):
     """Steps an optimizer that nothing of ours knows."""
 
@@ -334,6 +351,20 @@ def test_an_optimizer_that_steps_by_itself_is_found_after_the_first_update() -> 
     assert all(
         "rank 1 on" in message and "net.body" in message and "through optimize" in message for message in messages
     )
+
+
+def fitted_sparse() -> dict[str, Tensor]:
+    brain = Sparse()
+    begin_on_ranks(brain, 0)
+    brain.fit(range(2), Slices([6, 5, 1]), progressbar=False)
+    return brain.modules.state_dict()
+
+
+def test_sparse_gradients_are_summed(two_ranks: Ranks) -> None:
+    alone = fitted_sparse()
+    for weights in two_ranks(fitted_sparse):
+        for name, own in weights.items():
+            assert (own - alone[name]).abs().max() <= 1e-6 * alone[name].abs().max(), name
 
 
 def drawn() -> tuple[float, float]:
