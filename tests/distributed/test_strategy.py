@@ -149,7 +149,9 @@ class Sparse(Brain):
         torch.manual_seed(current_world().rank)
         modules = {"table": nn.EmbeddingBag(20, 4, mode="sum", sparse=True), "head": nn.Linear(4, 1)}
         optimizer = torch.optim.SGD
-        super().__init__(modules, lambda own: optimizer(own, lr=0.002), run_opts={"device": "cpu", "max_grad_norm": None})
+        super().__init__(
+            modules, lambda own: optimizer(own, lr=0.002), run_opts={"device": "cpu", "max_grad_norm": None}
+        )
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Tensor:
         scores: Tensor = self.modules.head(self.modules.table(batch[0].abs().mul(5).long()))
