@@ -77,7 +77,7 @@ def find_devices(config: Config, world: World) -> dict[str, torch.device]:
             faults[f"{address}.device"] = str(error)
         if runner.sync_batchnorm and devices.get(runner.name) == torch.device("cpu"):
             faults[f"{address}.sync_batchnorm"] = "is true, and the device is the CPU; use GPUs, or remove it"
-        if runner.fleet_mode and world.size == 1 and not is_launched():
+        if any((runner.worker_num, runner.fleet_mode)) and world.size == 1 and not is_launched():
             how = "start it by `torchrun … -m pipeline run CONFIG` or `pipeline run CONFIG --nproc N`, or write class: train"
             faults[f"{address}.fleet_mode"] = f"is '{runner.fleet_mode}', and this is one process; {how}"
     for dataset in config.settings.dataset:

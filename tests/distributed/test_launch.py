@@ -136,6 +136,7 @@ def test_worker_num_starts_processes_with_the_same_words_and_their_share_of_the_
     words = ["runner.t.class=local_cluster_train", "runner.t.worker_num=2", "+hyper_parameters.price=$$5"]
     code, errors = job.run(*words, "--max-restarts=1", "--nproc", "2")
     assert (code, job.status()["state"]) == (0, "done"), errors
+    assert "worker_num" not in errors
     firsts = job.wait(2)
     assert [about["rank"] for about in firsts] == [0, 1]
     assert {about["engine"] for about in firsts} == {"LOCAL_CLUSTER"}
