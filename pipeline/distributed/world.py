@@ -172,15 +172,6 @@ class World:
             raise error
         return result  # type: ignore[return-value] # it has returned
 
-    def gather(self, value: _T) -> list[_T]:
-        """On rank 0 the values of all processes, by rank; elsewhere none."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size if self.is_main else []
-        with self.collective("gather"):
-            distributed.gather_object(value, values or None)
-        return values
-
     @contextmanager
     def alone(self) -> Iterator[None]:
         """In the block, code that would call the other processes where torch.distributed is initialised, finds that it is not."""

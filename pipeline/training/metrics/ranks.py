@@ -20,6 +20,11 @@ _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)
 
 _CPU = torch.device("cpu")
 
+_UNMERGED = "has no merge(states), and what it judges"
+
+# Called with predictions, target and batch.
+Observe = Callable[[Any, Any, Any], None]
+
 
 class Judges:
     """The metrics of a pass, and what observes it; of several ranks they judge as those of one process do.
@@ -37,11 +42,7 @@ class Judges:
     """
 
     def __init__(
-        self,
-        metrics: Mapping[str, Metric],
-        observe: Callable[[Any, Any, Any], None] | None,
-        world: World,
-        device: torch.device,
+        self, metrics: Mapping[str, Metric], observe: Observe | None, world: World, device: torch.device
     ) -> None:
         self.observe, self.world, self.device = observe, world, device
         self.sliced = {name: own for name, own in metrics.items() if world.size == 1 or hasattr(own, "merge")}
@@ -66,23 +67,28 @@ class Judges:
 
     def _gather(self, own: Any) -> None:
         """Have a whole batch judged, of which this rank has a part, or None."""
-        parts = [part for part in self.world.gather(to_device(own, _CPU)) if part is not None]
-        if not parts:
+        parts = [part for part in self.world.all_gather(to_device(own, _CPU)) if part is not None]
+        if not (parts and self.world.is_main):
             return
         predictions, targets, batches, counts = zip(*parts, strict=True)
         try:
             whole = to_device((join(predictions, counts), join(targets, counts)), self.device)
         except _MISFITS as error:
-            names = [f"metric '{name}' ({type(own).__name__}) has no merge(states)" for name, own in self.whole.items()]
-            who = f"{names[0]}, and what it judges" if names else "predictions: what is written"
+            who, remedy = "predictions: what is written", ""
+            for name, metric in self.whole.items():
+                who, remedy = f"metric '{name}' ({type(metric).__name__}) {_UNMERGED}", ", or add merge to the metric"
             what = f"{who} cannot be joined to whole batches: slices are {shape_of(predictions[0], 1)} ({error})"
-            remedy = "return a row per sample along the first dimension"
-            raise DataError(f"{what}; {remedy}{', or add merge to the metric' if names else ''}") from error
+            raise DataError(f"{what}; return a row per sample along the first dimension{remedy}") from error
+        # Who observes may look up ids in a batch; what cannot be joined is left out.
+        batch = {}
+        for name in batches[0] if isinstance(batches[0], Mapping) else ():
+            with suppress(*_MISFITS):
+                batch[name] = join(tuple(part[name] for part in batches), counts)
         with self.world.alone():
             for metric in self.whole.values():
-                metric.update(*whole)
+                metric.update(whole[0], whole[1])
             if self.observe:
-                self.observe(whole[0], whole[1], to_device(_join_batch(batches, counts), self.device))
+                self.observe(whole[0], whole[1], batch)
 
 
 def in_step(batches: Iterable[Any], world: World) -> Iterator[Any]:
@@ -128,30 +134,15 @@ def _has_rows(parts: tuple[Any, ...], counts: tuple[int, ...]) -> bool:
     return not columns and all(len(part) == count for part, count in zip(parts, counts, strict=True))
 
 
-def _join_batch(batches: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
-    """A whole batch, for who looks up ids in it; of a mapping, what can be joined."""
-    if not isinstance(batches[0], Mapping):
-        with suppress(*_MISFITS):
-            return join(batches, counts)
-        return None
-    whole = {}
-    for name in batches[0]:
-        with suppress(*_MISFITS):
-            whole[name] = join(tuple(batch[name] for batch in batches), counts)
-    return whole
-
-
 def computed(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
     """The numbers of metrics, on all ranks those of rank 0; metrics with ``merge`` are merged before.
 
     Raises:
         DataError: one has computed something else.
     """
-    mergeable: dict[str, Any] = {name: metric for name, metric in metrics.items() if hasattr(metric, "merge")}
-    if world.size > 1:
-        states = world.gather({name: to_device(metric.state_dict(), _CPU) for name, metric in mergeable.items()})
-        for name in mergeable if states else ():
-            mergeable[name].merge([state[name] for state in states])
+    mergeable: list[Any] = [metric for metric in metrics.values() if world.size > 1 and hasattr(metric, "merge")]
+    for metric in mergeable:
+        metric.merge(world.all_gather(to_device(metric.state_dict(), _CPU)))
     if not world.is_main:
         return world.broadcast({})
     numbers = {}
