@@ -96,7 +96,7 @@ def evaluate(
             SHUTDOWN.raise_if_requested()
             brain.step += 1
             if isinstance(batch, EmptySlice):
-                judges.skip()
+                judges.judge()
                 continue
             samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
             predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)

@@ -106,13 +106,11 @@ class AUC(SumMetric):
         for state in states:
             if edges is None:
                 self.samples.append(state["scores"], state["positive"])
-            elif "edges" in state:
-                last = state["edges"].new_full((1,), math.inf)
-                scores = torch.cat([state["edges"], last]).repeat(2)
-                positive = torch.arange(2 * BINS) >= BINS
-                self.add(bins=_bin_counts(scores, positive, edges, state["bins"]))
-            else:
-                self.add(bins=_bin_counts(state["scores"].to(edges), state["positive"], edges))
+                continue
+            # The greatest score of each bin, of negatives and of positives, stands for the bin.
+            tops = [state["edges"], edges.new_full((1,), math.inf)] * 2 if "edges" in state else [state["scores"]]
+            positive = state.get("positive", torch.arange(2 * BINS) >= BINS)
+            self.add(bins=_bin_counts(torch.cat(tops).to(edges), positive, edges, state.get("bins")))
 
     def _from_bins(self, bins: Tensor, single: Tensor) -> float:
         negatives, positives = bins.view(2, BINS)

@@ -51,19 +51,14 @@ class Judges:
         for metric in metrics.values():
             metric.reset()
 
-    def judge(self, predictions: Any, target: Any, batch: Any) -> None:
-        """Have them judge a batch."""
-        for metric in self.sliced.values():
-            metric.update(predictions, target)
+    def judge(self, *part: Any) -> None:
+        """Have them judge (predictions, target, batch); nothing, where this rank has no sample of a batch."""
+        for metric in self.sliced.values() if part else ():
+            metric.update(part[0], part[1])
         if self.gathers:
-            self._gather((predictions, target, batch if self.observe else None, count_samples(batch)))
-        elif self.observe:
-            self.observe(predictions, target, batch)
-
-    def skip(self) -> None:
-        """This rank has no sample of a batch."""
-        if self.gathers:
-            self._gather(None)
+            self._gather((*part[:2], part[2] if self.observe else None, count_samples(part[2])) if part else None)
+        elif self.observe and part:
+            self.observe(*part)
 
     def _gather(self, own: Any) -> None:
         """Have a whole batch judged, of which this rank has a part, or None."""
