@@ -408,13 +408,14 @@ class TrainLoop(PassLoop):
 
     def _do_due(self, training: TrainPass) -> bool:
         due: Sequence[bool] = self.schedule.due(self.counters)
+        self._due_since = 0
         if self.agreement:
             due = self.agreement.look(self.counters["iteration"], *due)
             # A look alone, mostly: what is asked for has set the next iteration to 0.
             if not (any(due) or self.due == 0 or self.validation.running or self.schedule.over(self.counters)):
                 self.look_ahead()
                 return True
-        self._leader, self._due_since = training if training in self.work else None, 0
+        self._leader = training if training in self.work else None
         self.checkpoints.notify_saved()
         printing, validating, saving, exporting = due
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
