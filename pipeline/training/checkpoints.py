@@ -49,9 +49,9 @@ class Checkpoints:
         self.wait_for_save()
         models = self.context["model"]
         for name, entry in models.items():
-            if (brain := entry["brain"])._strategy:
-                brain._strategy.sync_buffers()
-                require_equal_weights({name: brain.modules}, brain._strategy.world)
+            if strategy := getattr(entry.get("brain"), "_strategy", None):
+                strategy.sync_buffers()
+                require_equal_weights({name: strategy.modules}, strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
         training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
         if self.best:
