@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from loguru import logger
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.safetensors_io import pack
@@ -169,24 +169,23 @@ class SeededLoader(DataLoader[Any]):
             the processes that share the samples this is, and how many there are; by default as in ``current_world()``.
 
     Attributes:
-        batch_size: of a map-style dataset, how many samples all ranks take at once; of a stream, how many this one does.
+        takes: how many samples all ranks take at once; 0 where a batch sampler says it.
+        batch_size: the same for a map-style dataset; for a stream, how many this rank takes.
 
     Raises:
         ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch; or several processes
             cannot share what the sampler or the stream gives.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], *, seed: int | None, where: str = "", resume: str | None = None, **keywords: Any
-    ) -> None:
+    def __init__(self, dataset: Any, *, seed: int | None, where: str, resume: str | None, **keywords: Any) -> None:
         world = current_world()
-        self.rank, self.size = keywords.pop("rank", world.rank), keywords.pop("size", world.size)
-        self.seed, self.resume = seed, resume
-        self.where = where or type(dataset).__name__
-        self.streams = isinstance(dataset, IterableDataset)
-        self.global_batch_size = keywords.pop("global_batch_size", None)
-        if keywords.get("batch_sampler") is None:
-            keywords["batch_size"] = self._size_of_batch(keywords.get("batch_size", 1))
+        self.rank: int = keywords.pop("rank", world.rank)
+        self.size: int = keywords.pop("size", world.size)
+        self.seed, self.where, self.resume, self.streams = seed, where, resume, isinstance(dataset, IterableDataset)
+        sizes = keywords.pop("global_batch_size"), keywords["batch_size"]
+        self.takes = self._together(*sizes) if keywords.get("batch_sampler") is None else 0
+        if keywords["batch_size"] and self.takes:
+            keywords["batch_size"] = len(slice_of(self.takes, self.rank, self.size)) if self.streams else self.takes
         self.epoch = self._skip = self._seen = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
@@ -207,17 +206,16 @@ class SeededLoader(DataLoader[Any]):
             what = f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch"
             raise ConfigError(f"{self.where}.{what}; remove it, so that they are started anew in each")
 
-    def _size_of_batch(self, batch_size: int | None) -> int | None:
-        """How many samples the loader takes at once: for all ranks, of a stream for this one."""
-        whole: int | None = self.global_batch_size
+    def _together(self, whole: int | None, own: int | None) -> int:
+        """How many samples all ranks take at once, as one of the two batch sizes says."""
         if whole is None:
-            return batch_size if batch_size is None or self.streams else batch_size * self.size
+            return self.size if own is None else own * self.size
         what = f"{self.where}: global_batch_size: {whole}"
-        if batch_size != 1:
-            raise ConfigError(f"{what} and batch_size: {batch_size} contradict each other; keep one of the two")
+        if own != 1:
+            raise ConfigError(f"{what} and batch_size: {own} contradict each other; keep one of the two")
         if whole < self.size:
             raise ConfigError(f"{what} is less than one for each of {self.size} ranks; raise it, or start fewer")
-        return len(slice_of(whole, self.rank, self.size)) if self.streams else whole
+        return whole
 
     def _refuse_own_shares(self) -> None:
         """Raise where the ranks would not agree on the order that they share."""
@@ -252,15 +250,14 @@ class SeededLoader(DataLoader[Any]):
         """The same after so many batches of the pass: all that it has given, or all but the last."""
         if self._start and self._start["taken"] == done:
             return self._start
-        ranks = {"ranks": self.size} if self.size > 1 else {}
-        state = {"epoch": self.epoch, "taken": done, **ranks}
-        if not self.streams:
-            requests = self._fetching[2] if self._fetching and done else None
-            if self._seen and self._to_come and done == self._skip:
-                state["samples"] = self._seen
-            return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
-        position = self._position or StreamPosition()
-        return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
+        state = {"epoch": self.epoch, "taken": done} | ({"ranks": self.size} if self.size > 1 else {})
+        if self.streams:
+            position = self._position or StreamPosition()
+            return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
+        requests = self._fetching[2] if self._fetching and done else None
+        if self._seen and self._to_come and done == self._skip:
+            state["samples"] = self._seen
+        return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where ``state_dict`` says.
@@ -279,47 +276,33 @@ class SeededLoader(DataLoader[Any]):
             self.set_epoch(state["epoch"])
         self._to_come = self._start = None
         if state["taken"] or state.get("samples"):
-            now = {"num_workers": self.shards, "batch_size": self.batch_size} if self.streams else self.order()
-            before, ranks = state.get("order", now), state.get("ranks", 1)
+            now, ranks = self.order(), state.get("ranks", 1)
             if self.streams:
                 # In a stream without a state, the batches are counted to find the place.
                 counted = self.batch_size if state["states"] else state["batch_size"]
                 before = {"num_workers": state["shares"], "batch_size": counted, "ranks": ranks}
-                now["ranks"] = self.size
-            elif ranks != self.size:
-                state, before = self._on_these_ranks(state, ranks), {**before, "batch_size": self.batch_size}
+                now = {"num_workers": self.shards, "batch_size": self.batch_size, "ranks": self.size}
+            else:
+                state = state if ranks == self.size else self._on_these_ranks(state, ranks)
+                before = state.get("order", now)
             if changes := changed_order(before, now, self.where):
                 raise DataError(changes)
             self._start = {**state}
 
     def _on_these_ranks(self, state: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
         """The state of so many other ranks as one of these: after the same samples."""
-        (taken, samples), before = self.place(state), state["order"].get("batch_size") or ranks
-        is_same = self._takes in (None, before)
-        if not is_same and not self.rank:
-            what = f"{self.where}: {ranks} ranks took {before} samples at once, and {self.size} take {self._takes}"
+        takes, took = self.takes, state["order"]["batch_size"] or ranks
+        state = {**state, "ranks": self.size, "order": {**state["order"], "batch_size": self.batch_size}}
+        if takes in (0, took):
+            return state
+        if not self.rank:
+            what = f"{self.where}: {ranks} ranks took {took} samples at once, and {self.size} take {takes}"
             remedy = "the epoch goes on after the same samples; set global_batch_size to train on the same batches"
             logger.warning(f"{what}: {remedy}")
-        own = {"taken": taken, "samples": samples, "ranks": self.size, "order": self.order()}
-        return {**state, **own, "hash": state.get("hash") if is_same else None}
-
-    @property
-    def _takes(self) -> int | None:
-        """How many samples all ranks take at once; None where the batches are those of a batch sampler of its own."""
-        return self.batch_size or (self.size if self.batch_sampler is None else None)
-
-    def place(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """How many batches are done at a state of a map-style dataset; and how many samples, where one is done in part.
-
-        Else that is 0.
-        """
-        takes, taken, order = self._takes, state["taken"], state.get("order")  # a stream has none
-        if not takes or not order:
-            return taken, 0
-        count = length(self.sampler)
-        samples = state.get("samples") or taken * (order.get("batch_size") or state.get("ranks", 1))
+        samples, count = state.get("samples") or state["taken"] * took, length(self.sampler)
+        # The last batch may be a short one.
         taken = len(range(0, count, takes)) if count and samples >= count else samples // takes
-        return taken, samples if samples > taken * takes else 0
+        return {**state, "taken": taken, "samples": samples, "hash": None}
 
     def order(self) -> dict[str, Any]:
         """What decides the order of a map-style dataset within an epoch."""
@@ -422,14 +405,13 @@ class SeededLoader(DataLoader[Any]):
             TypeError: nobody knows, because the dataset has no length or a ``shard`` of its own.
         """
         if not self.streams:
-            return len(range(0, super().__len__(), 1 if self.batch_sampler is not None else self.size))
+            return len(range(0, super().__len__(), self.size if self.batch_sampler is None else 1))
         workers, shares = self.shards, self.shards * self.size
         if shares > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
-        samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
-        counts = []
+        samples, counts = range(len(self.dataset)), []  # type: ignore[arg-type]  # a TypeError is right
         for rank in range(self.size):
-            size = len(slice_of(self.global_batch_size or 0, rank, self.size)) or self.batch_size or 1
+            size = len(slice_of(self.takes, rank, self.size))
             up, first = 0 if self.drop_last else size - 1, rank * workers
             counts.append(sum((len(samples[first + worker :: shares]) + up) // size for worker in range(workers)))
         return max(counts)
@@ -543,7 +525,7 @@ class LimitedLoader(_PartOfLoader):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where the state of a loader of ours says; it ends where it would have ended."""
         self.loader.load_state_dict(state)
-        self._taken = batches_done(self.loader, state["taken"], state)
+        self._taken = batches_done(self.loader, state["taken"])
 
 
 class OverfitLoader(LimitedLoader):
@@ -581,10 +563,16 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
     raise DataError(f"overfit_batches: {what}; make it without a sampler of its own, or use limit_batches")
 
 
-def batches_done(loader: Any, done: int, position: Mapping[str, Any] | None) -> int:
-    """How many batches of a loader are done: so many, unless other ranks, with other batches, were at the position."""
-    loader = _whole(loader)
-    return loader.place(position)[0] if isinstance(loader, SeededLoader) and position else done
+def batches_done(remaining: Any, done: int) -> int:
+    """How many batches of a pass are done: so many, unless other ranks have taken other batches.
+
+    Args:
+        remaining: what ``remaining_batches`` has returned.
+        done: how many batches were done, as they were then.
+    """
+    loader = _whole(remaining)
+    start = loader._start if isinstance(loader, SeededLoader) and not loader.streams else None
+    return start["taken"] if start else done
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
@@ -600,8 +588,8 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
     """
     refuse_unshared(loader, "the training data")
     if isinstance(loader, LimitedLoader):
-        count = max(0, loader.count - batches_done(loader, done, position))
-        return LimitedLoader(remaining_batches(loader.loader, done, position), count)
+        remaining = remaining_batches(loader.loader, done, position)
+        return LimitedLoader(remaining, max(0, loader.count - batches_done(remaining, done)))
     if isinstance(loader, SeededLoader):
         # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
         loader = loader if loader.persistent_workers else copy.copy(loader)

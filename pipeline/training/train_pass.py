@@ -273,7 +273,7 @@ class TrainPass:
         done = brain._batches_taken if self.taken is None else self.taken
         self._remaining = remaining = remaining_batches(loader, done, position)
         # Other ranks may have taken other batches.
-        brain._batches_taken, self.state = batches_done(loader, brain._batches_taken, position), None
+        brain._batches_taken, self.state = batches_done(remaining, brain._batches_taken), None
         batches: Iterable[Any] = iter(on_device(remaining, brain.device))
         # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
         workers, keeps_place = getattr(remaining, "num_workers", 0), has_own_state(remaining)
