@@ -238,7 +238,9 @@ class SeededLoader(DataLoader[Any]):
         if epoch != self.epoch:
             self._to_come = self._start = None
         self.epoch = epoch
-        _set_epoch_of_parts(self, epoch)
+        for part in _parts(self):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is after the batches that it has given, as plain data and tensors."""
@@ -367,7 +369,7 @@ class SeededLoader(DataLoader[Any]):
             settings = self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
             start = self._position.current if self._position else None
             stream = Stream(self.dataset, *settings, start, self._initial_state, progress, self.rank, self.size)
-            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=uncollated), progress, None
+            return with_parts(self, dataset=stream, batch_sampler=None, collate_fn=uncollated), progress, None
         batched = self.batch_sampler is not None
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
         hashed, seed = type(order_of(self)) is not EpochSampler, self.seed if _seeds_order(self) else None
@@ -379,7 +381,7 @@ class SeededLoader(DataLoader[Any]):
         requests.rank, requests.size, requests.single = self.rank, self.size, not batched
         dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
-        return self.with_parts(**parts, collate_fn=uncollated), progress, requests
+        return with_parts(self, **parts, collate_fn=uncollated), progress, requests
 
     @property
     def shards(self) -> int:
@@ -389,12 +391,6 @@ class SeededLoader(DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the pass that is open, and the workers."""
         return {**vars(self), **dict.fromkeys(("_fetching", "_iterator", "_to_come", "_position", "_start"))}
-
-    def with_parts(self, **parts: Any) -> SeededLoader:
-        """A copy of this loader with other parts, which a DataLoader does not allow to assign."""
-        other = copy.copy(self)
-        vars(other).update(parts)
-        return other
 
     def __len__(self) -> int:
         """How many batches there are; exact for a stream that has a length, although each worker has a short last one.
@@ -417,18 +413,23 @@ class SeededLoader(DataLoader[Any]):
         return max(counts)
 
 
+def with_parts(loader: Any, **parts: Any) -> Any:
+    """A copy of a loader with other parts, most of which a DataLoader does not allow to assign."""
+    other = copy.copy(loader)
+    vars(other).update(parts)
+    return other
+
+
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` of a loader; if it has none, of its samplers and dataset."""
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch)
-    else:
-        _set_epoch_of_parts(loader, epoch)
-
-
-def _set_epoch_of_parts(loader: Any, epoch: int) -> None:
-    for part in (*_samplers(loader), getattr(loader, "dataset", None)):
+    for part in [loader] if hasattr(loader, "set_epoch") else _parts(loader):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
+
+
+def _parts(loader: Any) -> list[Any]:
+    """The samplers and the dataset of a loader."""
+    return [*_samplers(loader), getattr(loader, "dataset", None)]
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -555,7 +556,7 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
         ordered, batches = EpochSampler(order, shuffle=False, seed=order.seed), loader.batch_sampler
         if isinstance(batches, BatchSampler):
             batches = BatchSampler(ordered, batches.batch_size, batches.drop_last)
-        return OverfitLoader(loader.with_parts(epoch=0, sampler=ordered, batch_sampler=batches), count)
+        return OverfitLoader(with_parts(loader, epoch=0, sampler=ordered, batch_sampler=batches), count)
     stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
     if stream or isinstance(order, SequentialSampler) or isinstance(loader, list | tuple):
         return OverfitLoader(loader, count)
@@ -607,7 +608,7 @@ def without_state(loader: Any) -> Any:
     refuse_unshared(loader, "the evaluated data")
     if isinstance(loader, LimitedLoader):
         return LimitedLoader(without_state(loader.loader), loader.count)
-    return loader.with_parts(_tracks=False) if isinstance(loader, SeededLoader) and loader.streams else loader
+    return with_parts(loader, _tracks=False) if isinstance(loader, SeededLoader) and loader.streams else loader
 
 
 def position_of(loader: Any, done: int) -> dict[str, Any] | None:
@@ -657,11 +658,8 @@ def refuse_unshared(loader: Any, where: str) -> None:
         ConfigError: it is such a loader.
     """
     ranks, loader = current_world().size, _whole(loader)
-    if ranks == 1:
-        return
-    parts = loader, *_samplers(loader), getattr(loader, "dataset", None)
-    shared = [getattr(part, "num_replicas", None) for part in parts]
-    if ranks not in ([loader.size] if isinstance(loader, SeededLoader) else shared):
+    shared = [getattr(part, "num_replicas", None) for part in (loader, *_parts(loader))]
+    if ranks > 1 and ranks not in ([loader.size] if isinstance(loader, SeededLoader) else shared):
         what = f"a {type(loader).__name__} that was not made for {ranks} ranks gives all the same batches"
         remedy = "make it with make_loader, in a script after ddp_init_group(run_opts), or with a DistributedSampler"
         raise ConfigError(f"{where}: {what}; {remedy}")
@@ -708,13 +706,13 @@ def dataset_digest(loader: Any) -> str:
     if not isinstance(loader, SeededLoader) or loader.streams or loader.seed is None:
         return ""
     states, count, batched = get_states(), length(loader.dataset), loader.batch_sampler is not None
-    other = _copy(loader).with_parts(rank=0, size=1)
+    other = with_parts(_copy(loader), rank=0, size=1)
     try:
         first = [request.indices for request in islice(other._make_fetching()[2] or (), 1)]
         places = list(chain(*first) if batched else first)[:FEW]
         if count and loader._epoch_sampler():
             places = [place * (count - 1) // (FEW - 1) for place in range(FEW)]
-        other = other.with_parts(sampler=places, batch_sampler=[[place] for place in places] if batched else None)
+        other = with_parts(other, sampler=places, batch_sampler=[[place] for place in places] if batched else None)
         files = [b"".join(pack(*flatten([count, first, list(other)]))()) for _ in range(2)]
         return blake2b(files[0], digest_size=16).hexdigest() if files[0] == files[1] else ""
     except CheckpointError:
@@ -725,11 +723,9 @@ def dataset_digest(loader: Any) -> str:
 
 def _copy(loader: DataLoader[Any]) -> Any:
     """A loader of the same dataset with copies of its samplers and generator, and at most one worker."""
-    other = copy.copy(loader)
     memo = {id(loader.dataset): loader.dataset}
     parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}
-    # A DataLoader refuses to have most of these assigned.
-    vars(other).update(parts, _iterator=None, persistent_workers=False)
+    other = with_parts(loader, **parts, _iterator=None, persistent_workers=False)
     if loader.num_workers:
         other.num_workers = 1
     elif isinstance(loader.dataset, IterableDataset):
