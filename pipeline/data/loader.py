@@ -308,15 +308,10 @@ class SeededLoader(DataLoader[Any]):
 
     def order(self) -> dict[str, Any]:
         """What decides the order of a map-style dataset within an epoch."""
-        ours = self._epoch_sampler()
-        return {
-            "samples": length(self.dataset),
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "sampler": type(order_of(self)).__name__,
-            "shuffle": ours.shuffle if ours else None,
-            "seed": ours.seed if ours and ours.shuffle else None,
-        }
+        ours, sampler = self._epoch_sampler(), type(order_of(self)).__name__
+        shuffle, seed = (ours.shuffle, ours.seed if ours.shuffle else None) if ours else (None, None)
+        sizes = {"samples": length(self.dataset), "batch_size": self.batch_size, "drop_last": self.drop_last}
+        return {**sizes, "sampler": sampler, "shuffle": shuffle, "seed": seed}
 
     def _epoch_sampler(self) -> EpochSampler | None:
         """That of ours which draws the order, itself or for a batch sampler."""
@@ -514,19 +509,11 @@ class LimitedLoader(_PartOfLoader):
         count: how many.
     """
 
-    _taken = 0
-
     def __iter__(self) -> Iterator[Any]:
-        taken, self._taken = self._taken, 0
-        return islice(self.loader, max(0, self.count - taken))
+        return islice(self.loader, self.count)
 
     def __len__(self) -> int:
         return min(self.count, len(self.loader))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next pass where the state of a loader of ours says; it ends where it would have ended."""
-        self.loader.load_state_dict(state)
-        self._taken = batches_done(self.loader, state["taken"])
 
 
 class OverfitLoader(LimitedLoader):

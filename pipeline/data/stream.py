@@ -149,8 +149,8 @@ class Stream(IterableDataset[Any]):
         initial_state: with which the dataset begins each epoch in the process that trains, where it keeps its place itself.
         progress: of the workers.
         rank, size: which of the processes this one trains with or loads for, and how many there are.
-        worker, number, count, state: of the shard of this process: which one of its rank, which one of how many in all,
-            and its state after its last batch.
+        worker, number, count, state: of the shard of this process, once it is iterated: which one of its rank, which one of
+            how many in all, and its state after its last batch.
     """
 
     dataset: Any
@@ -165,25 +165,21 @@ class Stream(IterableDataset[Any]):
     progress: Progress | None = None
     rank: int = 0
     size: int = 1
-    worker: int = 0
-    number: int = 0
-    count: int = 1
-    state: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one epoch, or the rest of them, of the shard of this process."""
-        workers = 1
+        worker, workers = 0, 1
         if info := get_worker_info():
             # In a pass that goes on, the first worker has the shard whose turn it is.
             first, workers = self.start["last"] + 1 if self.start else 0, info.num_workers
-            self.worker = (info.id + first) % workers
+            worker = (info.id + first) % workers
             # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
             self.seed = info.seed - info.id if self.seed is None else self.seed
-        self.number, self.count = self.rank * workers + self.worker, self.size * workers
+        self.worker, self.number, self.count = worker, self.rank * workers + worker, self.size * workers
         states = self.start["states"] if self.start else [None] * workers
         # A shard without a state yet is shuffled as the others were.
         self.seed = next((state["seed"] for state in states if state), self.seed)
-        self.state = states[self.worker]
+        self.state = states[worker]
         # A dataset that has come to its end may begin again.
         return iter(()) if self.state and self.state["ended"] else self._batches()
 
@@ -246,17 +242,15 @@ class Stream(IterableDataset[Any]):
         step = 1 if divides else self.count
         # Of a dataset that goes on, the samples of the other workers come first.
         first = step - 1 if self.state or divides else self.number
-        yield from islice(self._iterate(), first, None, step)
-
-    def _iterate(self) -> Iterator[Any]:
         try:
-            return iter(self.dataset)
+            samples = iter(self.dataset)
         except TypeError as error:
             if error.__traceback__ and error.__traceback__.tb_next:
                 # __iter__ itself has raised it.
                 raise
             what = f"{type(self.dataset).__name__}.__iter__ gives no iterator ({error})"
             raise DataError(f"{self.where}: {what}; yield the samples in it, or return iter(…)") from error
+        yield from islice(samples, first, None, step)
 
     def _describe(self, number: int) -> str:
         worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""

@@ -69,20 +69,12 @@ class Network(NetworkBase):
         keys = ("num_workers", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
         workers = {key: value for key in keys if settings.num_workers and (value := getattr(settings, key)) is not None}
         pin = context["device"].type == "cuda" if settings.pin_memory is None else settings.pin_memory
+        arguments = {"seed": runner.seed, "where": address, "pin_memory": pin, "worker_init_fn": init, **workers}
+        arguments |= {"whole_batches": settings.whole_batches, "resume": settings.resume}
         with error_context(address):
             dataset = dataset_class(**settings.args)
-            return make_loader(
-                dataset,
-                seed=runner.seed,
-                where=address,
-                whole_batches=settings.whole_batches,
-                resume=settings.resume,
-                collate_fn=self.build_collate(settings, config),
-                pin_memory=pin,
-                worker_init_fn=init,
-                **self.build_order(settings, dataset, runner, config),
-                **workers,
-            )
+            arguments["collate_fn"] = self.build_collate(settings, config)
+            return make_loader(dataset, **arguments, **self.build_order(settings, dataset, runner, config))
 
     def build_order(
         self, settings: DatasetSchema, dataset: Any, runner: RunnerSchema, config: ConfigView

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline.checkpoint.pytree import flatten, unflatten
-from pipeline.data.loader import EpochSampler, LimitedLoader, make_loader, overfit_batches, remaining_batches
+from pipeline.data.loader import EpochSampler, make_loader, remaining_batches
 from pipeline.errors import DataError
 
 pytestmark = [
@@ -185,18 +185,6 @@ def test_an_order_without_a_seed_is_kept() -> None:
     loaders[1].load_state_dict(loaders[0].state_dict())
     rest = [batch for (batch,) in loaders[1]]
     assert sorted(torch.cat(first + rest).tolist()) == list(range(11))
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("few", [lambda loader: LimitedLoader(loader, 3), lambda loader: overfit_batches(loader, 3)])
-def test_a_limited_pass_ends_where_it_would_have_ended_and_the_next_one_is_whole(few: Any, workers: int) -> None:
-    def make() -> Any:
-        return few(make_loader(TABLE, seed=0, batch_size=2, num_workers=workers))
-
-    whole, loader = str(list(make())), make()
-    first, other = list(islice(loader, 2)), make()
-    other.load_state_dict(loader.state_dict())
-    assert [str(first + list(other)), str(list(other))] == [whole, whole]
 
 
 @pytest.mark.parametrize(
