@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from loguru import logger
 from torch import Tensor, distributed, nn
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.distributed.world import World
@@ -22,12 +23,9 @@ class Strategy:
 
     Args:
         world: the ranks.
-        modules: those of the Brain; None: for schedulers without a Brain, of which nothing is computed through ``outputs``.
-        compute: ``compute(batch)``: predictions, and the loss or losses by name.
+        brain: what is trained; None: for schedulers without a Brain, of which nothing is computed through ``outputs``.
 
     Attributes:
-        device: where the modules are.
-        find_unused: whether some parameters may be in no loss of a batch.
         sync_batchnorm: whether BatchNorm goes over the slices of all ranks; on GPUs only.
         reason: why DDP does not fit; ``""``: it does.
         stand_in: whether the batch in work stands in for an empty slice.
@@ -37,11 +35,10 @@ class Strategy:
         finite: whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
     """
 
-    def __init__(self, world: World, modules: nn.Module | None = None, compute: Any = None) -> None:
-        self.world, self.modules, self.device = world, modules, torch.device("cpu")
-        self.compute: Callable[[Any], tuple[Any, Any]] = compute
-        self.reason = "" if modules else "an optimizer is not that of a Brain"
-        self.find_unused = self.sync_batchnorm = self.stand_in = self._reduced = self._logged = False
+    def __init__(self, world: World, brain: Any = None) -> None:
+        self.world, self.brain = world, brain
+        self.reason = "" if brain else "an optimizer is not that of a Brain"
+        self.sync_batchnorm = self.stand_in = self._reduced = self._logged = False
         self.samples, self.finite = 0, True
         self.has_more: bool | None = None
         self.in_ddp: Tensor | None = None
@@ -58,7 +55,7 @@ class Strategy:
     def begin_pass(self) -> None:
         """Look at what is trained, before the batches of a pass."""
         self.has_more = None
-        if self._ddp and {*self._wrapped} != {*_trained(self.modules)}:
+        if self._ddp and {*self._wrapped} != {*_trained(self.brain.modules)}:
             self._ddp = None
 
     def outputs(self, batch: Any, scheduler: Any, samples: int, *, last: bool) -> tuple[Any, Any]:
@@ -72,30 +69,31 @@ class Strategy:
         """
         self.samples += samples
         if self.reason:
-            return self.compute(batch)
-        ddp = self._ddp or self._wrap()
-        closes = last or scheduler.batches + 1 >= scheduler.accum_grad
-        self._attributes["require_backward_grad_sync"] = closes or self.has_more is not None
-        _, self.in_ddp = ddp(batch, scheduler.loss_name)
+            self._outputs = self.brain._compute(batch)
+        else:
+            ddp = self._ddp or self._wrap()
+            closes = last or scheduler.batches + 1 >= scheduler.accum_grad
+            self._attributes["require_backward_grad_sync"] = closes or self.has_more is not None
+            _, self.in_ddp = ddp(batch, scheduler.loss_name)
         outputs, self._outputs = self._outputs, (None, None)
         return outputs
 
     def _wrap(self) -> Any:
         """Put DDP around all that the Brain computes; it has laid out its buckets when the first batch comes."""
-        modules: Any = self.modules
-        self._numbers = nn.Parameter(torch.zeros(3, device=self.device))
-        if self.sync_batchnorm and self.device.type == "cuda":
+        modules, device = self.brain.modules, self.brain.device
+        self._numbers = nn.Parameter(torch.zeros(3, device=device))
+        if self.sync_batchnorm and device.type == "cuda":
             for name, module in list(modules.items()):
                 modules[name] = cast("Any", nn.SyncBatchNorm).convert_sync_batchnorm(module)
         computation: Any = nn.Module()
         computation.trained, computation.numbers, computation.forward = modules, self._numbers, self._forward
-        self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=self.find_unused)
+        self._find_unused = self.brain._run_options.find_unused_parameters
+        self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=self._find_unused)
         self._attributes, self._wrapped = vars(self._ddp), _trained(modules)
         # The same under the names of two versions of torch, whose arguments warn of each other.
         self._attributes.update(broadcast_buffers=False, forward_sync_buffers=False)
         # DDP lays out its buckets anew after the first backward. A resumed run, whose first batch is another, has the same.
-        open_gradients, stand_in = [parameter.grad for parameter in self._wrapped], self.stand_in
-        self.stand_in = True
+        open_gradients, stand_in, self.stand_in = [own.grad for own in self._wrapped], self.stand_in, True
         # Those of an open window would be averaged.
         modules.zero_grad()
         loss, marker = self._ddp(None, "")
@@ -111,11 +109,11 @@ class Strategy:
         if self.stand_in:
             loss = self._numbers.sum() * 0
             # Where some may be unused, those of all are.
-            for parameter in () if self.find_unused else self._wrapped:
+            for parameter in () if self._find_unused else self._wrapped:
                 loss = loss + (parameter * 0).sum().to(loss)
             self._outputs = None, {name: loss}
         else:
-            self._outputs = _, loss = self.compute(batch)
+            self._outputs = _, loss = self.brain._compute(batch)
             loss = loss[name] if type(loss) is dict and name in loss else loss
         return loss, self._numbers * 1
 
@@ -142,7 +140,12 @@ class Strategy:
             numbers, self._numbers.grad = self._numbers.grad, None
             self._more = numbers[2]
         else:
-            numbers = self.sum_up(window)
+            self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
+            own = [float(window.samples), float(window.discards), 0.0]
+            numbers = torch.tensor(own, device=window.parameters[0].device)
+            if window.guard.loss is not None:
+                numbers[1] += window.guard.loss.to(numbers)
+            numbers = sum_up(window.parameters, numbers)
         self._reduced, window.weighted = False, True
         if numbers.is_cpu:
             window.samples, bad, _ = numbers.tolist()
@@ -153,39 +156,13 @@ class Strategy:
             if window.guarded:
                 window.guard.loss = (numbers[1] > 0).float()
 
-    def sum_up(self, window: Any) -> Tensor:
-        """Sum up gradients and numbers of a window over the ranks, in one piece; where no rank has a gradient, there is none."""
-        self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
-        parameters = window.parameters
-        device = parameters[0].device
-        kind = torch.float64 if any(own.dtype is torch.float64 for own in parameters) else torch.float32
-        gradients = [parameter.grad for parameter in parameters]
-        flags = [float(gradient is not None) for gradient in gradients]
-        numbers = torch.tensor([*flags, float(window.samples), float(window.discards), 0.0], dtype=kind, device=device)
-        if window.guard.loss is not None:
-            numbers[-2] += window.guard.loss.to(numbers)
-        pieces = [
-            torch.zeros(own.numel(), dtype=kind, device=device)
-            if gradient is None
-            else gradient.to_dense().flatten().to(numbers)
-            for own, gradient in zip(parameters, gradients, strict=True)
-        ]
-        whole = torch.cat([*pieces, numbers])
-        distributed.all_reduce(whole)
-        *pieces, numbers = torch.split(whole, [*map(len, pieces), len(numbers)])
-        for index, (own, piece) in enumerate(zip(parameters, pieces, strict=True)):
-            # On a GPU this waits, but only for what has no gradient on this rank.
-            if flags[index] or numbers[index].item():
-                own.grad = piece.view_as(own).to(own)
-        return numbers[-3:]
-
     def any_has_more(self) -> bool:
         """Whether some rank has another batch, after one that each has trained on."""
         # That of a window which is open yet, or has just been closed.
         numbers, self._numbers.grad = self._numbers.grad, None
         more, self._more = self._more if numbers is None else numbers[2], None
         if more is None:
-            more = torch.tensor(float(bool(self.has_more)), device=self.device)
+            more = torch.tensor(float(bool(self.has_more)), device=self.brain.device)
             distributed.all_reduce(more)
         return more.item() > 0
 
@@ -194,20 +171,78 @@ class Strategy:
             logger.info(f"the gradients of {self.world.size} ranks are averaged by {way}")
         self._logged = True
 
-    def sync_buffers(self) -> None:
-        """Give the buffers of rank 0, such as running means, to all, before an evaluation or a save."""
-        for buffer in self.modules.buffers() if self.modules else ():
-            distributed.broadcast(buffer, 0)
+
+def _trained(modules: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in modules.parameters() if parameter.requires_grad]
 
 
-def _trained(modules: nn.Module | None) -> list[nn.Parameter]:
-    return [parameter for parameter in (modules.parameters() if modules else ()) if parameter.requires_grad]
+def sum_up(parameters: Sequence[Tensor], numbers: Tensor) -> Tensor:
+    """Make gradients those of all ranks together, in one piece with some numbers, of which it returns the sums.
+
+    Where no rank has a gradient, there is none.
+    """
+    had = torch.tensor([float(own.grad is not None) for own in parameters], device=numbers.device)
+    gradients = [torch.zeros_like(own) if own.grad is None else own.grad.to_dense() for own in parameters]
+    # In the widest kind of number that is among them.
+    whole = torch.cat([*(gradient.flatten().to(numbers.device) for gradient in gradients), had, numbers])
+    distributed.all_reduce(whole)
+    *sums, some, numbers = torch.split(whole, [*(own.numel() for own in parameters), len(had), len(numbers)])
+    for own, gradient, count in zip(parameters, sums, some, strict=True):
+        # On a GPU this waits, but only for what has no gradient on this rank.
+        if own.grad is not None or count.item():
+            own.grad = gradient.view_as(own).to(own)
+    return numbers
 
 
-def broadcast_weights(model: nn.Module) -> None:
-    """Give all parameters and buffers of rank 0 to all ranks."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        distributed.broadcast(tensor.detach(), 0)
+class GradientAverage:
+    """Averages gradients over the ranks as soon as a backward is over, as DDP does, but however the model was called.
+
+    For code that steps its optimizers itself: gradients are clipped, checked and used as in one process. All ranks have to
+    make the same calls of ``backward``.
+
+    Args:
+        world: the ranks.
+        modules: whose gradients are averaged.
+        schedulers: OptimSchedulers; these average the gradients of their parameters themselves.
+    """
+
+    def __init__(self, world: World, modules: Iterable[nn.Module], schedulers: Sequence[Any]) -> None:
+        theirs = {parameter for scheduler in schedulers for parameter in scheduler.parameters}
+        trained = [own for module in modules for own in _trained(module) if own not in theirs]
+        self.parameters: list[Tensor] = list(dict.fromkeys(trained))
+        self.schedulers, self.samples, self._queued = schedulers, 1, False
+        for parameter in self.parameters:
+            # torch has no types for it.
+            cast("Any", parameter).register_post_accumulate_grad_hook(self._queue)
+        what = "one sum after each backward, since an experiment steps its optimizer itself"
+        logger.info(f"the gradients of {world.size} ranks are averaged by {what}")
+
+    def weigh(self, samples: int) -> None:
+        """The next losses are means over so many samples of this rank."""
+        self.samples = samples
+        for scheduler in self.schedulers:
+            scheduler.batch_samples = samples
+
+    def _queue(self, parameter: Tensor) -> None:
+        """Average once the backward that is running is over; the first gradient in it asks for this."""
+        if not self._queued:
+            self._queued = True
+            Variable._execution_engine.queue_callback(self._average)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        self._queued = False
+        own = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        torch._foreach_mul_(own, float(self.samples)) if self.samples else torch._foreach_zero_(own)
+        [samples] = sum_up(self.parameters, torch.tensor([float(self.samples)], device=self.parameters[0].device))
+        torch._foreach_div_([own.grad for own in self.parameters if own.grad is not None], samples)
+
+
+def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:
+    """Give the values of rank 0 to all: of weights at the start, of buffers such as running means later on."""
+    with world.collective("the exchange of weights"):
+        for tensor in tensors:
+            distributed.broadcast(tensor.detach(), 0)
 
 
 def require_equal_weights(models: Mapping[str, nn.Module], world: World) -> None:

@@ -30,8 +30,7 @@ from pipeline.data.loader import SeededLoader, length, position_of, remaining_ba
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
-from pipeline.distributed.gradients import GradientAverage
-from pipeline.distributed.strategy import broadcast_weights, require_equal_weights
+from pipeline.distributed.strategy import GradientAverage, broadcast_tensors, require_equal_weights
 from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.log import StandardLogger
@@ -337,7 +336,7 @@ class ExperimentBase(RunnerBase):
         ]
         modules = self._modules().values()
         for module in modules:
-            broadcast_weights(module)
+            broadcast_tensors([*module.parameters(), *module.buffers()], self._world)
         draw_own_numbers(None if self.alone else self.context["runner"].seed)
         self._average = GradientAverage(self._world, modules, schedulers)
         self._agreement = Agreement(self._world, self.context)

@@ -315,11 +315,9 @@ class Brain:
         if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return Brain.fit_batch(self, batch)
-        strategy, hooked, stand_in = self._strategy, self._overrides_batch_hooks, False
-        if strategy is not None:
-            stand_in = strategy.stand_in
-            # In DDP nothing is computed for a batch of which this rank has no sample.
-            hooked = hooked and not (stand_in and not strategy.reason)
+        strategy = self._strategy
+        stand_in = strategy is not None and strategy.stand_in
+        hooked = self._overrides_batch_hooks and not stand_in
         samples = self._pass_numbers.samples = 0 if stand_in else self._sample_counter(batch) or raise_no_samples(batch)
         last = 0 < self._pass_batches == self._batches_taken
         if hooked:
@@ -332,7 +330,9 @@ class Brain:
             predictions = self.compute_forward(batch, TRAIN)
             returned = self.compute_objectives(predictions, batch, TRAIN)
         else:
-            predictions, returned = self._compute(batch)
+            with self._train_autocast:
+                predictions = self.compute_forward(batch, TRAIN)
+                returned = self.compute_objectives(predictions, batch, TRAIN)
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
@@ -352,7 +352,7 @@ class Brain:
         return loss
 
     def _compute(self, batch: Any) -> tuple[Any, Any]:
-        """Predictions for a training batch, and what ``compute_objectives`` returns, in the precision of the training."""
+        """What a rank of several computes of a batch: predictions, and what ``compute_objectives`` returns."""
         if self._train_autocast and not autocast_enabled(self.device):
             with self._train_autocast:
                 return self._compute(batch)
@@ -422,14 +422,10 @@ class Brain:
 
     def _share_work(self) -> None:
         """Have the ranks share the work on a batch."""
-        options, schedulers = self._run_options, self._optim_schedulers
-        if self._strategy is None:
-            self._strategy = Strategy(current_world(), self.modules, self._compute)
-        strategy = self._strategy
-        strategy.device, strategy.find_unused = self.device, options.find_unused_parameters
-        for scheduler in schedulers:
+        strategy = self._strategy = self._strategy or Strategy(current_world(), self)
+        for scheduler in self._optim_schedulers:
             scheduler.strategy = strategy
-        if [own.owns_all and own.step_per_update == 1 for own in schedulers] != [True]:
+        if [own.owns_all and own.step_per_update == 1 for own in self._optim_schedulers] != [True]:
             strategy.reason = f"{type(self).__name__} has not one optimizer that trains all of it at each step"
         elif any(getattr(module, "sparse", False) for module in self.modules.modules()):
             strategy.reason = "embeddings have sparse gradients, which become dense"

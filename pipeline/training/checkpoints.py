@@ -14,7 +14,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import Iterations
 from pipeline.config.schema import WARN
 from pipeline.context import Context
-from pipeline.distributed.strategy import require_equal_weights
+from pipeline.distributed.strategy import broadcast_tensors, require_equal_weights
 from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError
 from pipeline.training.evaluation import BestTracker
@@ -50,8 +50,8 @@ class Checkpoints:
         models = self.context["model"]
         for name, entry in models.items():
             if strategy := getattr(entry.get("brain"), "_strategy", None):
-                strategy.sync_buffers()
-                require_equal_weights({name: strategy.modules}, strategy.world)
+                broadcast_tensors(strategy.brain.modules.buffers(), strategy.world)
+                require_equal_weights({name: strategy.brain.modules}, strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
         training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
         if self.best:

@@ -18,6 +18,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.batch import EmptySlice, is_unlabelled, on_device
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
+from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
@@ -87,7 +88,7 @@ def evaluate(
     loss, samples, make_readable = Mean(), 0, readable or partial(type(brain).readable, brain)
     world = world or current_world()
     if brain._strategy and world.size > 1:
-        brain._strategy.sync_buffers()
+        broadcast_tensors(brain.modules.buffers(), world)
     judges = Judges(metrics, observe, world, brain.device)
     with evaluating(brain):
         brain.on_stage_start(stage, epoch)

@@ -13,7 +13,7 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import ConfigView, Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.data.rng import mix, seed_generators
-from pipeline.distributed.strategy import broadcast_weights
+from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
 from pipeline.training.brain import Brain
@@ -147,7 +147,7 @@ def begin_on_ranks(brain: Brain, seed: int | None, *, sync_batchnorm: bool = Fal
     """
     world = current_world()
     if world.size > 1:
-        broadcast_weights(brain.modules)
+        broadcast_tensors([*brain.modules.parameters(), *brain.modules.buffers()], world)
         if brain._strategy:
             brain._strategy.sync_batchnorm = sync_batchnorm
     draw_own_numbers(seed)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Stage
 from pipeline.data.batch import EmptySlice
+from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import current_world
 from pipeline.errors import DivergedError, PipelineError
 from pipeline.training.phase import begin_on_ranks
@@ -388,9 +389,7 @@ def buffers_of() -> Tensor:
     brain = Classifier()
     brain.modules["norm"] = nn.BatchNorm1d(2)
     brain.modules["norm"].running_mean.fill_(current_world().rank)
-    brain.bind("", {})
-    assert brain._strategy
-    brain._strategy.sync_buffers()
+    broadcast_tensors(brain.modules.buffers(), current_world())
     mean: Tensor = brain.modules["norm"].running_mean
     return mean
 
