@@ -21,7 +21,6 @@ from pipeline.run import failures, session
 from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.training.loop import begin_fit
 from pipeline.user_code import source
 from pipeline.user_code.uncalled import TRAINER, TRAINER_REMEDIES, uncalled_faults
 
@@ -113,7 +112,7 @@ class GeneralTrainer:
 
     def run_runner(self, name: str, run: Run) -> Context:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
-        runner = session.open_runner(name, run, begin_fit)
+        runner = RunnerSession(name, run)
         try:
             with run.world.collective():
                 runner.build_plugins()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,14 +26,15 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import storing
 from pipeline.config.load import Config
-from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
+from pipeline.config.schema import ABOUT, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
 from pipeline.data.loader import dataset_digest
+from pipeline.distributed.agreement import share_wishes
 from pipeline.distributed.device import deterministic
 from pipeline.distributed.launch import attempt_store, find_devices
 from pipeline.distributed.world import SINGLE, Failure, World, joined
-from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode, StageError
+from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
@@ -315,30 +317,8 @@ def env_was_read(context: Context) -> bool:
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 
-# The loop that a runner stage trains with.
-LOOP = "pipeline.training.loop:TrainLoop"
-
-# Calls ``begin_fit`` of the Brains of some phases.
-BeginFit = Callable[[Context, list[PhaseSchema], RunnerSchema], None]
-
-
-def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
-    """Fill the context of a runner, and load its plugins.
-
-    Args:
-        name: of the runner.
-        run: that it is part of.
-        begin_fit: has the Brains begin their training.
-    """
-    session = run.sessions[name] = RunnerSession(name, run, begin_fit)
-    settings, resources = session.settings, session.resources
-    resources.callback(session.checkpointer._wait)
-    if settings.threads:
-        resources.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(settings.threads)
-    if settings.deterministic:
-        resources.enter_context(deterministic())
-    return session
+# The room of the loop that a runner stage trains with; it lies above this one.
+LOOP = "pipeline.training.loop"
 
 
 def _new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
@@ -379,8 +359,7 @@ class RunnerSession:
 
     Args:
         name: of the runner.
-        run: that it is part of.
-        begin_fit: has the Brains begin their training.
+        run: that it is part of; its ``sessions`` get this one.
 
     Attributes:
         config: a copy of its own.
@@ -397,8 +376,8 @@ class RunnerSession:
         completed: whether every stage has run.
     """
 
-    def __init__(self, name: str, run: Run, begin_fit: BeginFit) -> None:
-        self.run, self.begin_fit, run_dir = run, begin_fit, run.directory.path
+    def __init__(self, name: str, run: Run) -> None:
+        self.run, run_dir = run, run.directory.path
         # What a runner does to the arguments that it is given, the next does not see.
         self.config = run.config.in_run(run_dir)
         self.settings, self.classes = self.config.runner(name), run.stage_classes[name]
@@ -414,6 +393,13 @@ class RunnerSession:
         self.mid_epoch = MidEpoch(self.context, self.settings, self.config.phases(self.settings))
         self.entered_runner = self.exited = self.completed = False
         self.remember_protected()
+        run.sessions[name] = self
+        self.resources.callback(self.checkpointer._wait)
+        if self.settings.threads:
+            self.resources.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(self.settings.threads)
+        if self.settings.deterministic:
+            self.resources.enter_context(deterministic())
 
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
@@ -498,26 +484,19 @@ class RunnerSession:
         self.run.world.require_equal(values, "give all processes the same data and code")
 
     def agree_on_next(self, stage: str, *, wrote_status: bool) -> bool:
-        """Whether rank 0 has written the status after a stage, which is that of all; ``is_exit`` of any ends all.
+        """Whether rank 0 has written the status after a stage, which is that of all; what was asked for on one counts on all.
 
         Raises:
-            StageError: this process has written another status.
+            ConfigError: this process has written another status.
         """
         context, world = self.context, self.run.world
         if world.size == 1:
             return wrote_status
         own = context.peek("status") if wrote_status else None
-        outcomes = world.all_gather((own, context.exit_wish()))
-        status = outcomes[0][0]
-
-        def compare() -> None:
-            if own not in (None, status):
-                what = f"rank {world.rank} wrote context['status'] = {own!r}, and rank 0 {status!r}"
-                raise StageError(f"{self.describe(stage)}: {what}; write the same on all ranks, or on rank 0 alone")
-
-        world.attempt(compare)
-        for wish in (wish for _, wishes in outcomes for wish in wishes):
-            context.grant(*wish)
+        status = world.broadcast(own)
+        written = {f"context['status'] of {self.describe(stage)}": own or status}
+        world.require_equal(written, "write the same on all ranks, or on rank 0 alone")
+        share_wishes(world, context)
         if status is not None:
             context["status"] = status
         return status is not None
@@ -526,7 +505,7 @@ class RunnerSession:
     def loop(self, runner: PipelineStage) -> Iterator[None]:
         """In the block, the context has the loop of a runner stage that trains."""
         iteration, address = self.counters["iteration"], f"runner.{self.settings.name}.runner_class_path: "
-        loop = class_path.load(class_path.parse(LOOP))(self.context, runner)
+        loop = import_module(LOOP).TrainLoop(self.context, runner)
         self.context.loop, self.context.wake = loop, loop.wake
         with loop.running():
             yield
@@ -543,7 +522,7 @@ class RunnerSession:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: the run is not the one that saved it.
         """
-        self.begin_fit(self.context, self.config.phases(self.settings), self.settings)
+        import_module(LOOP).begin_fit(self.context, self.config.phases(self.settings), self.settings)
         self.checkpointer._begin(self.context.peek("model"))
         if not self.run.resumed:
             return

@@ -24,10 +24,9 @@ from pipeline.distributed.device import resolve_device
 from pipeline.errors import ConfigError
 from pipeline.run.directory import RunDirectory, is_run_directory
 from pipeline.run.resume import changed_copies, refuse_strangers, split_path
-from pipeline.run.session import Run, load_stages, open_runner
+from pipeline.run.session import Run, RunnerSession, load_stages
 from pipeline.training import evaluation
 from pipeline.training.brain import Brain
-from pipeline.training.loop import begin_fit
 from pipeline.training.phase import phase_of
 from pipeline.training.run_options import RunOptions
 from pipeline.user_code.plugin_calls import register_plugins
@@ -161,7 +160,7 @@ def _run_stages(config: Config, runner: RunnerSchema, folder: Path) -> Context:
     device = resolve_device(runner.device) if torch.cuda.is_available() else torch.device("cpu")
     classes, devices = {runner.name: load_stages(config, runner)}, {runner.name: device}
     run = Run(config, RunDirectory(folder), {}, classes, devices, resumed=False)
-    session = open_runner(runner.name, run, begin_fit)
+    session = RunnerSession(runner.name, run)
     is_default = runner.network_class_path == RunnerSchema.model_fields["network_class_path"].default
     methods = {"instance": STAGES["instance"], "network": "build_models" if is_default else STAGES["network"]}
     with session.resources:

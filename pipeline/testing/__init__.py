@@ -19,9 +19,8 @@ from typing import Any
 from pipeline import hookspecs
 from pipeline.config.yaml_tree import Origin, parse
 from pipeline.context import Context
-from pipeline.run.session import open_run, open_runner
+from pipeline.run.session import RunnerSession, open_run
 from pipeline.trainer import GeneralTrainer
-from pipeline.training.loop import begin_fit
 from pipeline.user_code.plugins import HOOKS
 
 SMALL = {file.name: file.read_text(encoding="utf-8") for file in Path(__file__).with_name("templates").glob("*.*")}
@@ -76,7 +75,7 @@ class Workspace:
         """
         trainer = self.trainer()
         with open_run(trainer.config, trainer, GeneralTrainer) as run:
-            context = open_runner(run.config.runners[0].name, run, begin_fit).context
+            context = RunnerSession(run.config.runners[0].name, run).context
         context.update(keys)
         return context
 
