@@ -233,14 +233,12 @@ class RunDirectory:
         Raises:
             StorageError: the storage refuses.
         """
-        self.check_exists()
-        if not self.follows:
+        if self.may_write():
             storage.write(self.path / name, content)
 
     def write_json(self, name: str, content: Any) -> None:
         """The same, as JSON."""
-        self.check_exists()
-        if not self.follows:
+        if self.may_write():
             storage.write_json(self.path / name, content)
 
     def write_status(
@@ -259,14 +257,15 @@ class RunDirectory:
         counters = {name: train_state.get(name, 0) for name in ("iteration", "epoch")}
         self.write_json("status.json", {**status, **counters, "error": error, **self.about})
 
-    def check_exists(self) -> None:
-        """Raise if the folder is no longer the one that was locked.
+    def may_write(self) -> bool:
+        """Whether this process writes into the folder.
 
         Raises:
-            StorageError: it is not.
+            StorageError: it is no longer the one that was locked.
         """
         if self._lock and not self._lock.closed and not is_at(self._lock, self.path / "lock"):
             raise StorageError(f"{self.path}: was removed or replaced while the run was going on; begin a new run")
+        return not self.follows
 
     def is_done(self, runner: str) -> bool:
         """Whether a runner has been through all its stages; a damaged mark counts as none, and is logged."""
@@ -290,12 +289,9 @@ class RunDirectory:
         Raises:
             StorageError: the storage refuses.
         """
-        self.check_exists()
-        if self.follows:
-            return
-        path = self.path / runner / DONE
         mark = dict(train_state) if why is None else {**train_state, "stopped": why}
-        storage.replace_durably(path, json.dumps(mark, indent=2).encode() + b"\n")
+        if self.may_write():
+            storage.replace_durably(self.path / runner / DONE, json.dumps(mark, indent=2).encode() + b"\n")
 
     def begins_anew(self, runner: str) -> bool:
         """Whether a runner starts from the beginning: it is not done, and has no checkpoint."""

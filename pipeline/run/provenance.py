@@ -65,11 +65,7 @@ class Provenance:
 
     @classmethod
     def capture(
-        cls,
-        config: Config,
-        directory: RunDirectory,
-        devices: Mapping[str, object],
-        processes: Sequence[Mapping[str, Any]] = (),
+        cls, config: Config, directory: RunDirectory, devices: Mapping[str, object], processes: Sequence[Any] = ()
     ) -> Provenance:
         """That of a run that starts now.
 

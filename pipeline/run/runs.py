@@ -13,23 +13,13 @@ from typing import Any
 
 from pipeline.checkpoint import storage
 from pipeline.config.schema import ABOUT
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError
 from pipeline.run.directory import DONE, STAMP, has_ended, is_run_directory, parse_command
 
 # Levels of folders in which runs are looked for.
 _DEPTH = 3
 # Bytes of a file, and so many of the end of a ``metrics.jsonl``.
 _MOST, _TAIL = 2**20, 2**16
-_UNREADABLE = (
-    PipelineError,
-    OSError,
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-)
 # Phase -> name -> number.
 Numbers = dict[str, dict[str, Any]]
 
@@ -128,7 +118,7 @@ class _Reader:
         """What a file says; the default where it is not there, or cannot be read."""
         try:
             return parse(self.record.path / name) if os.path.lexists(self.record.path / name) else default
-        except _UNREADABLE as error:
+        except Exception as error:  # what is there may be anything
             self.record.problems.append(f"{name} cannot be read ({error})")
             return default
 

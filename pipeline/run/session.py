@@ -257,6 +257,10 @@ class Run:
     failure: Failure | None = None
     world: World = SINGLE
 
+    def warn(self, message: str) -> None:
+        """Warn of what all processes find alike: rank 0 does, and the others have it in their logs."""
+        logger.log("WARNING" if self.world.is_main else "INFO", message)
+
     def is_done(self, name: str) -> bool:
         """Whether a runner is skipped: it was finished before the run was interrupted."""
         done = self.resumed and self.world.broadcast(self.directory.is_done(name))
@@ -272,7 +276,7 @@ class Run:
         if runner.settings.kind == "infer":
             calls = [f"request({what!r})" for what in sorted(runner.context.requests)]
             for call in [f"stop({why!r})", *calls] if why is not None else calls:
-                logger.warning(f"{name}: context.{call} has done nothing, for an infer runner trains nothing")
+                self.warn(f"{name}: context.{call} has done nothing, for an infer runner trains nothing")
             why = None
         if not runner.exited:
             self.directory.mark_done(name, runner.counters, why)
@@ -297,7 +301,7 @@ class Run:
             reads.everything |= any(env_was_read(runner.context) for runner in self.sessions.values())
             # Settings without effect, or misspelt names.
             for line in reads.unread(self.config.tree, list(self.sessions)):
-                logger.warning(line)
+                self.warn(line)
         elif self.directory.read_status().get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
             return
@@ -317,8 +321,8 @@ def env_was_read(context: Context) -> bool:
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 
-# The room of the loop that a runner stage trains with; it lies above this one.
-LOOP = "pipeline.training.loop"
+# The room that trains; it lies above this one.
+TRAINING = "pipeline.training"
 
 
 def _new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
@@ -450,12 +454,12 @@ class RunnerSession:
         self.remember_protected()
         description, built, method = self.describe(stage), self.build(stage), STAGES[stage]
         context_flow.check_reads(built, method, description, self.context)
-        if stage == "runner" and self.run.world.is_main and not env_was_read(self.context):
+        if stage == "runner" and not env_was_read(self.context):
             for line in self.config.reads.unread_so_far(self.config.tree):
-                logger.warning(line)
+                self.run.warn(line)
         address = f": runner.{self.settings.name}.{stage}_class_path: "
-        for note in (note for note in self.config.notes if address in note and self.run.world.is_main):
-            logger.warning(note)
+        for note in (note for note in self.config.notes if address in note):
+            self.run.warn(note)
         with self.loop(built) if stage == "runner" and self.settings.kind == "train" else nullcontext():
             getattr(built, method)(self.context)
         self.check_protected(description)
@@ -505,7 +509,7 @@ class RunnerSession:
     def loop(self, runner: PipelineStage) -> Iterator[None]:
         """In the block, the context has the loop of a runner stage that trains."""
         iteration, address = self.counters["iteration"], f"runner.{self.settings.name}.runner_class_path: "
-        loop = import_module(LOOP).TrainLoop(self.context, runner)
+        loop = import_module(f"{TRAINING}.loop").TrainLoop(self.context, runner)
         self.context.loop, self.context.wake = loop, loop.wake
         with loop.running():
             yield
@@ -513,7 +517,7 @@ class RunnerSession:
         is_known = any(address in note for note in self.config.notes)
         if not (loop.in_use or is_known) and self.counters["iteration"] == iteration:
             what = f"{self.describe('runner')} has called neither epochs() nor batches() of the context"
-            logger.warning(f"{what}: nothing was saved, no plugin was called, and it cannot be resumed")
+            self.run.warn(f"{what}: nothing was saved, no plugin was called, and it cannot be resumed")
 
     def begin_training(self) -> None:
         """Have the Brains begin; a resumed run is restored from its newest valid checkpoint, whatever startup did.
@@ -522,7 +526,7 @@ class RunnerSession:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: the run is not the one that saved it.
         """
-        import_module(LOOP).begin_fit(self.context, self.config.phases(self.settings), self.settings)
+        import_module(f"{TRAINING}.phase").begin_fit(self.context, self.config.phases(self.settings), self.settings)
         self.checkpointer._begin(self.context.peek("model"))
         if not self.run.resumed:
             return
@@ -531,7 +535,7 @@ class RunnerSession:
             self.mid_epoch.check(self.checkpointer._resumed)
             self.hooks.after_checkpoint_loaded(context=self.context, path=self.checkpointer._resumed.path)
         else:
-            logger.warning(f"{self.checkpointer._folder}: no checkpoint was ever saved; beginning again")
+            self.run.warn(f"{self.checkpointer._folder}: no checkpoint was ever saved; beginning again")
 
     def remember_protected(self) -> None:
         """Note the objects that no stage may replace."""

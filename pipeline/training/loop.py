@@ -14,31 +14,23 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import PhaseSchema
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
-from pipeline.training.brain import Brain, Stage
+from pipeline.training.brain import Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate, evaluate_each, extend_metrics
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
-from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
-from pipeline.training.phase import (
-    begin_on_ranks,
-    pass_loader,
-    phase_errors,
-    phase_of,
-    run_options_for,
-    warn_of_unresumable_orders,
-)
+from pipeline.training.optim_scheduler import attach_optimizer_hooks
+from pipeline.training.phase import pass_loader, phase_errors, phase_of, warn_of_unresumable_orders
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
-from pipeline.user_code.tracebacks import error_context
 
 # Iterations for which something may stay due before a warning says who leads.
 PATIENCE = 1000
@@ -698,31 +690,6 @@ class TrainLoop(PassLoop):
         if name not in self.phases:
             raise ContextError(f"the runner '{self.runner.name}' has no phase '{name}'{one_of(name, self.phases)}")
         return name
-
-
-def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
-    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
-
-    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
-
-    Raises:
-        ConfigError: the runner's options contradict each other, or the device cannot do them.
-    """
-    models, started = context.peek("model"), set[int]()
-    for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
-        entry = models.get(name)
-        brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        if isinstance(brain, Brain) and id(brain) not in started:
-            started.add(id(brain))
-            brain._apply_run_options(run_options_for(runner, context.peek("device")))
-            optim_schedulers = entry.get("optim_schedulers") or {}
-            for scheduler in optim_schedulers.values():
-                if isinstance(scheduler, OptimScheduler):
-                    scheduler.adopt_groups()
-            type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
-            with error_context(f"phase.{name}"):
-                brain.on_fit_start()
-            begin_on_ranks(brain, runner.seed, sync_batchnorm=runner.sync_batchnorm)
 
 
 def loop_of(context: Context) -> TrainLoop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,6 +135,31 @@ def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
         other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
         remedy = "make the loader with pipeline.data.loader.make_loader, a seed and a sampler that has set_epoch"
         logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
+
+
+def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
+    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
+
+    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
+
+    Raises:
+        ConfigError: the runner's options contradict each other, or the device cannot do them.
+    """
+    models, started = context.peek("model"), set[int]()
+    for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
+        entry = models.get(name)
+        brain = entry.get("brain") if isinstance(entry, Mapping) else None
+        if isinstance(brain, Brain) and id(brain) not in started:
+            started.add(id(brain))
+            brain._apply_run_options(run_options_for(runner, context.peek("device")))
+            optim_schedulers = entry.get("optim_schedulers") or {}
+            for scheduler in optim_schedulers.values():
+                if isinstance(scheduler, OptimScheduler):
+                    scheduler.adopt_groups()
+            type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
+            with error_context(f"phase.{name}"):
+                brain.on_fit_start()
+            begin_on_ranks(brain, runner.seed, sync_batchnorm=runner.sync_batchnorm)
 
 
 def begin_on_ranks(brain: Brain, seed: int | None, *, sync_batchnorm: bool = False) -> None:
