@@ -351,18 +351,14 @@ class FetchedDataset:
         except Exception as error:
             error.add_note(f"{self.where}: raised for {format_indices(failing)}, fetching {request}{in_worker()}")
             raise
-        self._check_length(samples, request)
-        return samples
-
-    def _check_length(self, samples: Any, request: BatchRequest) -> None:
-        """Raise where ``__getitems__`` certainly has not returned what it was asked for."""
-        count = len(request.indices)
+        count = len(indices)
         found = set(lengths(samples)) if self.collate is uncollated else {length_hint(samples, count)}
         # What a function of somebody's own takes is its own affair.
         if found and count not in found and self.collate in (*TORCH_COLLATES, uncollated):
             what = f"{type(self.dataset).__name__}.__getitems__ returned {shape_of(samples, 1)}"
             remedy = "return a sample for each index or, with whole_batches: true, a batch with a row for each"
             raise DataError(f"{self.where}: {what} for {count} of them, {request}{in_worker()}; {remedy}")
+        return samples
 
 
 def can_slice(dataset: Any, collate: Callable[[Any], Any]) -> bool:

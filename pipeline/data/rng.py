@@ -18,10 +18,8 @@ from pipeline.errors import DataError
 # (seed, epoch) of the batches being fetched in this process, the innermost last.
 _seeds: list[tuple[int, int]] = []
 
-# Of 32 bits, that numpy's generator has in memory, one after the other; then comes its place in them, as many bits.
-_WORDS = 624
-
-_SIZE = 4 * (_WORDS + 1)
+# Bytes of numpy's generator in memory: 624 words of 32 bits; then comes its place in them, as many bits.
+_SIZE = 4 * (624 + 1)
 
 
 def mix(seed: int, *parts: int | str) -> int:
@@ -61,8 +59,7 @@ def _numpy_state(numpy: Any) -> Any:
     # Normals come in pairs, and memory does not show whether the second one of a pair is kept for the next who draws.
     normal = numpy.random.standard_normal()
     if ctypes.string_at(address, _SIZE) == state:
-        kind, keys, place, *_ = numpy.random.get_state()
-        kept = (kind, keys, place, 1, normal)
+        kept = (*numpy.random.get_state()[:3], 1, normal)
         numpy.random.set_state(kept)
         return kept
     _restore_memory(numpy, address, state)

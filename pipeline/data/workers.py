@@ -32,7 +32,7 @@ class Workers:
     """The workers of one pass.
 
     Args:
-        iterator: torch's, that hands out their batches. Its private attributes are read only when it has failed.
+        iterator: torch's, that hands out their batches.
         where: what messages begin with.
         progress: of the workers.
         requests: what they are asked for; None for a stream.
@@ -40,6 +40,7 @@ class Workers:
 
     def __init__(self, iterator: Any, where: str, progress: Progress, requests: BatchRequests | None) -> None:
         self.iterator, self.where, self.progress, self.requests = iterator, where, progress, requests
+        self._processes: list[Any] = iterator._workers
         RUNNING.add(self)
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -60,10 +61,7 @@ class Workers:
         except (WaitInterrupted, KeyboardInterrupt):
             self.kill()
             raise
-        except GeneratorExit:
-            self.shut_down()
-            raise
-        except Exception as error:
+        except (GeneratorExit, Exception) as error:
             data_error = self.explain(error)
             self.shut_down()
             if data_error is None:
@@ -72,9 +70,9 @@ class Workers:
         self.shut_down()
         raise batch.exception()
 
-    def explain(self, error: Exception) -> DataError | None:
+    def explain(self, error: BaseException) -> DataError | None:
         """What to raise in place of an error of torch's; None: the error itself."""
-        if not self._processes or not isinstance(error, RuntimeError | OSError | EOFError):
+        if not isinstance(error, RuntimeError | OSError | EOFError):
             return None
         text = str(error)
         # Meanwhile torch may report a death, once for each worker.
@@ -109,12 +107,11 @@ class Workers:
         """The error for torch's report of a worker that did not answer in time; None if it is no such report."""
         if not text.startswith("DataLoader timed out"):
             return None
-        task = getattr(self.iterator, "_task_info", {}).get(getattr(self.iterator, "_rcvd_idx", None))
+        task = self.iterator._task_info.get(self.iterator._rcvd_idx)
         which = f"worker {task[0]} hangs{self._last_sample(task[0])}: it has" if task else "the workers have"
         self.kill()
-        seconds = getattr(self.iterator, "_timeout", 0)
-        remedy = "see what the dataset waits for there, or raise timeout"
-        return f"{self.where}: {which} not answered within the timeout of {seconds:g} seconds; {remedy}"
+        what = f"{which} not answered within the timeout of {self.iterator._timeout:g} seconds"
+        return f"{self.where}: {what}; see what the dataset waits for there, or raise timeout"
 
     def shut_down(self) -> None:
         """Let them finish their batch, and end.
@@ -122,9 +119,8 @@ class Workers:
         Whoever keeps the exception that ends a pass keeps torch's iterator with it; once that is garbage, its workers no
         longer hear that they are to end.
         """
-        shut_down = getattr(self.iterator, "_shutdown_workers", None)
-        if shut_down and not getattr(self.iterator, "_persistent_workers", False):
-            shut_down()
+        if not self.iterator._persistent_workers:
+            self.iterator._shutdown_workers()
 
     def kill(self) -> None:
         """End them at once: torch would wait for each."""
@@ -133,10 +129,6 @@ class Workers:
                 process.kill()
             for process in self._processes:
                 process.join()
-
-    @property
-    def _processes(self) -> list[Any]:
-        return list(getattr(self.iterator, "_workers", ()))
 
     def _last_sample(self, worker: int) -> str:
         """`` at sample 3, …``: the last one of a worker."""
