@@ -18,7 +18,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler,
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.safetensors_io import pack
-from pipeline.data.batch import EmptySlice
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
@@ -186,10 +185,11 @@ class SeededLoader(DataLoader[Any]):
         self.takes = self._together(*sizes) if keywords.get("batch_sampler") is None else 0
         if keywords["batch_size"] and self.takes:
             keywords["batch_size"] = len(slice_of(self.takes, self.rank, self.size)) if self.streams else self.takes
-        self.epoch = self._skip = self._seen = 0
+        self.epoch = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
-        # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
+        # Of the pass that began last, until it is over: how many batches may come, where it began, the stream's place.
         self._to_come: repeat[bool] | None = None
+        self._began: dict[str, Any] = {}
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None
@@ -245,20 +245,19 @@ class SeededLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is after the batches that it has given, as plain data and tensors."""
         if self._to_come is not None:
-            return self.state_after(self._skip + sys.maxsize - length_hint(self._to_come))
+            return self.state_after(self._began.get("taken", 0) + sys.maxsize - length_hint(self._to_come))
         return self.state_after(self._start["taken"] if self._start else 0)
 
     def state_after(self, done: int) -> dict[str, Any]:
         """The same after so many batches of the pass: all that it has given, or all but the last."""
-        if self._start and self._start["taken"] == done:
-            return self._start
+        start = self._began if self._to_come is not None else self._start
+        if start and start["taken"] == done:
+            return start
         state = {"epoch": self.epoch, "taken": done} | ({"ranks": self.size} if self.size > 1 else {})
         if self.streams:
             position = self._position or StreamPosition()
             return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
         requests = self._fetching[2] if self._fetching and done else None
-        if self._seen and self._to_come and done == self._skip:
-            state["samples"] = self._seen
         return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,20 +318,20 @@ class SeededLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """The batches of the epoch, or the rest of them."""
-        start, self._start = self._start, None
+        start, self._start = self._start or {}, None
         # Whether what ``shard`` returns has a state is known only in its worker.
         shares = self.shards * self.size
         may_have_state = self._tracks and (has_state(self.dataset) or (shares > 1 and has_shard(self.dataset)))
         if self.streams and start and not (start.get("states") and may_have_state):
             return iter(FastForward(self, start["taken"]))
-        self._skip, self._seen = (start["taken"], start.get("samples", 0)) if start else (0, 0)
+        self._began = start
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
         fetching, progress, requests = self._fetching
         if requests is not None:
-            requests.epoch, requests.skip, requests.seen = self.epoch, self._skip, self._seen
-            requests.expected = start.get("hash") if start else None
+            requests.epoch, requests.expected = self.epoch, start.get("hash")
+            requests.skip, requests.seen = start.get("taken", 0), start.get("samples", 0)
         if progress is None:
             batches = self._until_over(DataLoader.__iter__(fetching))
         else:
@@ -653,7 +652,7 @@ def refuse_unshared(loader: Any, where: str) -> None:
 
 
 def first_batch(loader: Any) -> Any:
-    """The first batch of a loader; random generators, samplers and streams stay as they are.
+    """The first batch of a loader, on all ranks that of rank 0; random generators, samplers and streams stay as they are.
 
     The samples of a map-style dataset are a function of their index, so such a dataset is asked once more. One that is
     iterated may count what it gives: it is asked in another process.
@@ -671,8 +670,7 @@ def first_batch(loader: Any) -> Any:
         if batches is loader:
             kind = f"a {type(loader).__name__} can be iterated only once"
             raise DataError(f"{kind}, and a batch taken before the training would be missing in it; use a DataLoader")
-        batch = next(batches)
-        return batch.batch if type(batch) is EmptySlice else batch
+        return next(batches)
     except StopIteration:
         raise DataError("the loader gave no batch; check the dataset, or drop_last with few samples") from None
     finally:
@@ -693,7 +691,7 @@ def dataset_digest(loader: Any) -> str:
     if not isinstance(loader, SeededLoader) or loader.streams or loader.seed is None:
         return ""
     states, count, batched = get_states(), length(loader.dataset), loader.batch_sampler is not None
-    other = with_parts(_copy(loader), rank=0, size=1)
+    other = with_parts(_copy(loader), size=1)
     try:
         first = [request.indices for request in islice(other._make_fetching()[2] or (), 1)]
         places = list(chain(*first) if batched else first)[:FEW]
@@ -709,10 +707,10 @@ def dataset_digest(loader: Any) -> str:
 
 
 def _copy(loader: DataLoader[Any]) -> Any:
-    """A loader of the same dataset with copies of its samplers and generator, and at most one worker."""
+    """A loader of rank 0 of the same dataset, with copies of its samplers and generator, and at most one worker."""
     memo = {id(loader.dataset): loader.dataset}
     parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}
-    other = with_parts(loader, **parts, _iterator=None, persistent_workers=False)
+    other = with_parts(loader, **parts, _iterator=None, persistent_workers=False, rank=0)
     if loader.num_workers:
         other.num_workers = 1
     elif isinstance(loader.dataset, IterableDataset):
