@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,49 +27,6 @@ from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
-
-
-class BackgroundWriter:
-    """A thread that writes one checkpoint; the interpreter waits for it at its end."""
-
-    def __init__(self) -> None:
-        # The one for whose work nobody has waited.
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Start the work; the work before is done."""
-        self._thread = threading.Thread(target=self._run, args=[work], name="checkpoint", daemon=False)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the work is done.
-
-        Raises:
-            BaseException: what it raised, once.
-        """
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        self.check()
-
-    def check(self) -> None:
-        """Raise the error of the work, once; the work may still be running."""
-        error, self._error = self._error, None
-        if error is not None:
-            atexit.unregister(self._tell)
-            raise error
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._error = error
-            # In case the process ends without looking.
-            atexit.register(self._tell)
-
-    def _tell(self) -> None:
-        logger.error(f"in the background: {self._error}")
 
 
 class Checkpointer:
@@ -100,7 +57,8 @@ class Checkpointer:
         self._recoverables: dict[str, Recoverable] = {}
         self._asynchronous = asynchronous
         self._saver = CheckpointWriter(self._folder, disk, keep_last)
-        self._background = BackgroundWriter()
+        # The asynchronous save for which nobody has waited.
+        self._saving: futures.Future[None] | None = None
         self._buffers: dict[str, Tensor] = {}
         self._committed: deque[Path] = deque()
         # Replaced and never changed, since a thread reads it.
@@ -141,7 +99,10 @@ class Checkpointer:
         shared = SharedSave() if current_world().size > 1 else None
         work = partial(self._write, final, self._snapshot(models, counted, training), shared)
         if self._asynchronous:
-            self._background.start(work)
+            # In case the process ends without looking at what becomes of it.
+            atexit.register(self._tell)
+            # The interpreter waits for its thread at the end.
+            self._saving = futures.ThreadPoolExecutor(1, "checkpoint").submit(work)
         else:
             work()
         return final
@@ -152,7 +113,20 @@ class Checkpointer:
         Raises:
             StorageError: it is not, since the storage refuses; raised once.
         """
-        self._background.wait()
+        if self._saving:
+            futures.wait([self._saving])
+        self._check()
+
+    def _check(self) -> None:
+        """Raise the error of an asynchronous save that is done, once."""
+        if self._saving and self._saving.done():
+            saving, self._saving = self._saving, None
+            atexit.unregister(self._tell)
+            saving.result()
+
+    def _tell(self) -> None:
+        if self._saving and (error := self._saving.exception()):
+            logger.error(f"in the background: {error}")
 
     def _poll(self) -> list[Path]:
         """The checkpoints that are newly on disk since the last call; it does not wait.
@@ -163,9 +137,9 @@ class Checkpointer:
         Raises:
             StorageError: the storage refused the last one; raised once, here or by ``save`` and ``_wait``.
         """
-        if self._background._thread and current_world().size > 1:
+        if self._saving and current_world().size > 1:
             return []
-        self._background.check()
+        self._check()
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
     def _protect(self, paths: Iterable[Path]) -> None:

@@ -23,7 +23,7 @@ class SharedSave:
     """
 
     def __init__(self) -> None:
-        self.world, self._key = current_world().in_thread(), f"save/{next(_numbers)}"
+        self.world, self.key = current_world().in_thread(), f"save/{next(_numbers)}"
 
     def run(self, commit: Callable[[], bool], write: Callable[[Path], dict[str, FileEntry]]) -> bool:
         """Save; all ranks return the same, whether the checkpoint is a new one, or raise the same.
@@ -42,10 +42,10 @@ class SharedSave:
             is_new = commit()
         except StorageError as error:
             # Those who wait to begin need not; if they have begun, they have reported too.
-            self._put("folder", None)
-            self._put("outcome", str(error))
+            self.world.put(f"{self.key}/folder", None)
+            self.world.put(f"{self.key}/outcome", str(error))
             raise
-        self._put("outcome", is_new)
+        self.world.put(f"{self.key}/outcome", is_new)
         return is_new
 
     def files_of_others(self, folder: Path) -> dict[str, FileEntry]:
@@ -54,30 +54,25 @@ class SharedSave:
         Raises:
             StorageError: the storage of one of them refuses.
         """
-        self._put("folder", str(folder))
-        reports = [self._get(f"report/{rank}") for rank in range(1, self.world.size)]
+        self.world.put(f"{self.key}/folder", str(folder))
+        reports = [self.world.get(f"{self.key}/report/{rank}") for rank in range(1, self.world.size)]
         if refusals := [report for report in reports if isinstance(report, str)]:
             raise StorageError(refusals[0])
         return {name: FileEntry(*entry) for files in reports for name, entry in files.items()}
 
     def _take_part(self, write: Callable[[Path], dict[str, FileEntry]]) -> bool:
-        world = self.world
-        if folder := self._get("folder"):
+        world, key = self.world, self.key
+        if folder := world.get(f"{key}/folder"):
             try:
                 report: Any = write(Path(folder))
             except OSError as error:
                 report = f"rank {world.rank}: {storage.refusal(folder, error, '')}"
-            self._put(f"report/{world.rank}", report)
-        outcome: str | bool = self._get("outcome")
-        if world.store.add(f"{self._key}/read", 1) == world.size - 1:
+            world.put(f"{key}/report/{world.rank}", report)
+        outcome: str | bool = world.get(f"{key}/outcome")
+        if world.store.add(f"{key}/read", 1) == world.size - 1:
+            # The last one to read it.
             for name in ("folder", "outcome", "read", *(f"report/{rank}" for rank in range(1, world.size))):
-                world.store.delete_key(f"{self._key}/{name}")
+                world.store.delete_key(f"{key}/{name}")
         if isinstance(outcome, str):
             raise StorageError(outcome)
         return outcome
-
-    def _put(self, name: str, value: Any) -> None:
-        self.world.put(f"{self._key}/{name}", value)
-
-    def _get(self, name: str) -> Any:
-        return self.world.get(f"{self._key}/{name}")

@@ -210,8 +210,6 @@ class CheckpointWriter:
         with storage.storing(final, ""):
             if not self._tidy:
                 self.recover()
-            if shared is None and _same(final, lambda: _entries_of(parts)):
-                return False
             self._tidy = False
             written = self._write(final, parts, shared)
         self._tidy = True
@@ -276,7 +274,7 @@ class CheckpointWriter:
         try:
             self.disk.mkdir(temporary)
             others = shared.files_of_others(temporary) if shared else {}
-            if shared and _same(final, lambda: {**_entries_of(parts), **others}):
+            if target != final and _is_of(final, parts, others):
                 self._discard(temporary, target)
                 return False
             written = {**others, **self._write_files(parts, temporary)}
@@ -320,12 +318,9 @@ class CheckpointWriter:
                 logger.warning(f"{temporary}: cannot be removed ({error.strerror}); the next save removes it")
 
 
-def _same(path: Path, entries: Callable[[], dict[str, FileEntry]]) -> bool:
-    """Whether a checkpoint exists with this content."""
+def _is_of(path: Path, parts: Parts, others: Mapping[str, FileEntry]) -> bool:
+    """Whether a checkpoint has this content."""
     with suppress(CheckpointError):
-        return layout.listed_files(path) == entries()
+        own = {name: FileEntry(DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()}
+        return layout.listed_files(path) == {**own, **others}
     return False
-
-
-def _entries_of(parts: Parts) -> dict[str, FileEntry]:
-    return {name: FileEntry(storage.DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()}

@@ -28,18 +28,15 @@ def _every(unit: str) -> Callable[[Any], Any]:
     return convert
 
 
-def _precision(name: str) -> Callable[[Any], Any]:
-    return lambda value: {True: name, False: "fp32"}.get(value, value) if isinstance(value, bool) else value
-
-
-def _predictions(value: Any) -> Any:
-    return {True: {"format": "jsonl"}, False: None}.get(value, value) if isinstance(value, bool) else value
+def _switch(on: Any, off: Any) -> Callable[[Any], Any]:
+    """What a truth value means; anything else stays as it is."""
+    return lambda value: (on if value else off) if isinstance(value, bool) else value
 
 
 RUNNER_ALIASES: dict[str, Alias] = {
-    "use_amp": Alias("precision", _precision("fp16")),
-    "auto_mix_prec": Alias("precision", _precision("fp16")),
-    "bfloat16_mix_prec": Alias("precision", _precision("bf16")),
+    "use_amp": Alias("precision", _switch("fp16", "fp32")),
+    "auto_mix_prec": Alias("precision", _switch("fp16", "fp32")),
+    "bfloat16_mix_prec": Alias("precision", _switch("bf16", "fp32")),
     "grad_accumulation_factor": Alias("accum_grad"),
     "max_grad_norm": Alias("grad_clip"),
     "max_iteration": Alias("max_steps"),
@@ -48,7 +45,7 @@ RUNNER_ALIASES: dict[str, Alias] = {
     "ckpt_interval_minutes": Alias("save_interval", _every("minute")),
     "ckpt_interval_steps": Alias("save_interval"),
     "save_step_path": Alias("save_checkpoint_path"),
-    "write_predictions": Alias("predictions", _predictions),
+    "write_predictions": Alias("predictions", _switch({"format": "jsonl"}, None)),
     "runner_result_dump_path": Alias("predictions", lambda value: value and {"path": value}),
 }
 OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
@@ -138,9 +135,8 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         kind.value = "train"
         runner.setdefault("fleet_mode", Node("collective", kind.origin))
         if match[1] and "worker_num" not in runner:
-            yield kind.origin.fault(
-                f"{address}.class", "is local_cluster_train, of how many processes? add worker_num: N"
-            )
+            what = "is local_cluster_train, of how many processes? add worker_num: N"
+            yield kind.origin.fault(f"{address}.class", what)
 
 
 def _put(node: Node, runner: dict[str, Node], canonical: str, address: str, what: str = "") -> Iterator[Fault]:

@@ -139,7 +139,12 @@ def _environment(run_dir: Path) -> dict[str, Any]:
     values = json.loads(_read(file))
     if not isinstance(values, dict) or not isinstance(values.get("packages"), dict):
         raise ConfigError(f"{file}: makes no sense; it cannot be compared")
-    return {name: value for name, value in values.items() if name != "time"}
+    values.pop("time", None)
+    # As the time, another in each start of several processes.
+    for place in (values.get("variables"), *values.get("ranks", ())):
+        for name in ("MASTER_PORT", "pid") if place else ():
+            place.pop(name, None)
+    return values
 
 
 def _environments(first: Path, other: Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -437,8 +438,8 @@ def failing() -> Failing:
 def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: Path, asked: str) -> None:
     checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=failing())
     save(checkpointer, 1)
-    if checkpointer._background._thread:
-        checkpointer._background._thread.join()
+    if checkpointer._saving:
+        futures.wait([checkpointer._saving])
     actions = {"save": lambda: save(checkpointer, 2)}
     with pytest.raises(
         StorageError, match="step-000000000001: cannot be written: No space left on device; free or repair"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,8 @@ def look_early(folder: Path) -> list[list[str]]:
     """What a rank is told of before it waits for a save, and after."""
     saver = Checkpointer(folder, asynchronous=True)
     saver.save(models(), {"iteration": 3}, {})
-    assert saver._background._thread
-    saver._background._thread.join()
+    assert saver._saving
+    futures.wait([saver._saving])
     early = saver._poll()
     saver._wait()
     return [[path.name for path in found] for found in (early, saver._poll())]

@@ -51,6 +51,16 @@ def test_code_and_environment_are_compared(pipeline: Call, linear: Path) -> None
     assert last_line(result).startswith("the only differences are workspace/data.py; environment.packages.torch: ")
 
 
+def test_what_is_another_in_each_start_of_several_processes_is_no_difference(pipeline: Call, linear: Path) -> None:
+    runs = run(linear), run(linear)
+    for number, run_dir in enumerate(runs):
+        environment = json.loads((run_dir / "environment.json").read_text())
+        environment["variables"]["MASTER_PORT"] = str(4000 + number)
+        environment["ranks"] = [{"host": "a", "pid": 10 * number + rank} for rank in range(2)]
+        (run_dir / "environment.json").write_text(json.dumps(environment))
+    assert last_line(pipeline("compare", *runs)) == "config, code and environment are equal"
+
+
 def test_another_workspace_with_the_same_files_differs_by_its_place(pipeline: Call, linear: Path) -> None:
     first = run(linear).rename("first")
     moved = linear.parent.rename(linear.parent.with_name("moved"))
