@@ -17,7 +17,7 @@ from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import STAGES
 from pipeline.errors import one_of
 from pipeline.user_code import class_path, classes, source
-from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
+from pipeline.user_code.class_path import OPTIMIZERS
 from pipeline.user_code.plugins import configured_plugins
 from pipeline.user_code.uncalled import BRAIN
 
@@ -86,7 +86,7 @@ class HyperParameterCheck:
 
     def hint(self, name: str) -> str:
         """The nearest parameter of a model or of the optimizer; else all of the models'."""
-        optimizer = self.quiet.setting("hyper_parameters")["optimizer"]["class"].with_spelling(optimizer_name)
+        optimizer = self.quiet.setting("hyper_parameters")["optimizer"]["class"].with_spelling_of(OPTIMIZERS)
         definition = optimizer.find_class("Optimizer", module=OPTIMIZERS)
         own = classes.parameters(definition) if definition else None
         model_parameters = {name: name for parameters in self.parameters if parameters for name in parameters.names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -132,9 +132,10 @@ class Setting:
         """A mapping with these keys, as if they were written here."""
         return replace(self, node=Node(dict(keys), self.origin))
 
-    def with_spelling(self, spelling: Callable[[Any], Any]) -> Setting:
-        """The same, a name in the spelling that it has in Python."""
-        return replace(self, node=self.node and replace(self.node, value=spelling(self.node.value)))
+    def with_spelling_of(self, module: str) -> Setting:
+        """The same, a name in the spelling that it has in a module."""
+        node = self.node and replace(self.node, value=class_path.spelling(self.node.value, module))
+        return replace(self, node=node)
 
     def find_class(self, name: str, base: str = "", module: str = "") -> source.Definition | None:
         """The definition behind a class path, if there is one; everything wrong with it becomes a fault.

@@ -10,7 +10,7 @@ from pipeline.check.inspection import Setting
 from pipeline.config.schema import multiple_of, too_short
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
-from pipeline.user_code.class_path import LR_SCHEDULERS, OPTIMIZERS, SCHEDULES, optimizer_name, schedule_name
+from pipeline.user_code.class_path import LR_SCHEDULERS, OPTIMIZERS, SCHEDULES
 from pipeline.user_code.classes import Parameters, describe_value
 
 
@@ -36,7 +36,7 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
 
 def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, stepped: bool) -> None:
     """An optimizer's class, its own keys, and its groups in ``holder``; ``stepped``: certainly by ours."""
-    path = replace(optimizer.with_spelling(optimizer_name), address=f"{settings.address}.class")
+    path = replace(optimizer.with_spelling_of(OPTIMIZERS), address=f"{settings.address}.class")
     definition = path.find_class("Optimizer", module=OPTIMIZERS)
     parameters = classes.parameters(definition) if definition else None
     # The first are the parameters to optimize, which the network stage gives.
@@ -131,7 +131,7 @@ def check_optim_scheduler(
     class_setting = setting.class_of("{class: noam, args: {optim_type: Adam, …}}")
     if class_setting.node is None:
         return
-    path = class_setting.with_spelling(schedule_name)
+    path = class_setting.with_spelling_of(SCHEDULES)
     definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
     arguments = setting["args"].or_empty(class_setting.origin)
     if not definition or not arguments.is_mapping:
@@ -146,7 +146,11 @@ def check_optim_scheduler(
     if losses is not None and isinstance(name, str) and name not in losses:
         loss.fault(f"there is no loss '{name}' to descend{one_of(name, losses)}")
     if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
-        _check_metric(path, arguments["metric"], metrics)
+        metric = arguments["metric"]
+        if isinstance(metrics, str):
+            path.fault(f"Plateau falls by the numbers of the validation, and there is none; {metrics}")
+        elif metrics and isinstance(metric.value, str) and metric.value not in metrics:
+            metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metrics)}")
     elif definition.module.name == SCHEDULES and definition.name in ("Noam", "WarmupLinear", "WarmupCosine"):
         _check_rise(definition.name, arguments, _windows(arguments, runner, batches))
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
@@ -158,14 +162,6 @@ def check_optim_scheduler(
             parameters = replace(parameters, required=required)
             arguments["args"].or_empty(arguments.origin).check_arguments(parameters.without_first(), schedule.name)
         _check_length(arguments, runner, batches)
-
-
-def _check_metric(path: Setting, metric: Setting, metrics: Metrics) -> None:
-    """Check that the number which a Plateau watches is reported."""
-    if isinstance(metrics, str):
-        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {metrics}")
-    elif metrics and isinstance(metric.value, str) and metric.value not in metrics:
-        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metrics)}")
 
 
 def _check_length(arguments: Setting, runner: Setting, batches: int | None) -> None:

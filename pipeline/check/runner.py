@@ -57,9 +57,8 @@ def check_runner(
     """
     _check_debug(runner)
     if runner["worker_num"].value and not runner["fleet_mode"].value:
-        runner.fault_at(
-            "worker_num", "is the number of processes of a local_cluster_train; write that class, or remove it"
-        )
+        remedy = "write that class, or remove it"
+        runner.fault_at("worker_num", f"is the number of processes of a local_cluster_train; {remedy}")
     stages = [stage for stage in ("network", "runner") if stage in default]
     if "runner" in default and kind(runner) in {"train", "infer"}:
         _check_keys(runner, phases)

@@ -127,9 +127,6 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
 
 
-# Methods that other trainers have, near which nobody calls one; and what to write instead.
-_FOREIGN_METHODS, _REMEDIES = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
-
 # Ways to reach methods that the source does not name.
 _BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcaller|attrgetter|\b(vars|dir)\(|inspect")
 
@@ -193,7 +190,9 @@ def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iter
     # Code elsewhere may have other users.
     for base in (base for base in users if base.module.file.parent == ancestry[0].module.file.parent):
         for name, method in classes.methods(base).items():
-            hint = nearest(name, public) or (_REMEDIES[stage] if nearest(name, _FOREIGN_METHODS.get(stage, ())) else "")
+            # What other trainers call.
+            foreign = stage == "runner" and nearest(name, ["train"])
+            hint = nearest(name, public) or ("; the trainer calls run(context)" if foreign else "")
             plain = not name.startswith("_") and not method.decorator_list and name not in known_names
             if hint and plain and not words & {name, "*"}:
                 yield f"{place_of(base, name, method)} is called by nobody{hint}"

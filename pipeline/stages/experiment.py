@@ -98,16 +98,11 @@ class Batches:
             self._place = self._position()
             self._ahead = list(islice(batches, 1))
             if (world := current_world()).size > 1:
-                self._keep_step(world.all_gather((bool(self._ahead), self._ahead if begins else [])))
+                of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
+                self._last = self._ahead or self._last or next((batch for _, batch in of_ranks if batch), [])
+                if not self._ahead and any(has_one for has_one, _ in of_ranks):
+                    self._ahead, self._stand_ins = [EmptySlice(self._last[0])], self._stand_ins + 1
         return not self._ahead
-
-    def _keep_step(self, of_ranks: list[tuple[bool, list[Any]]]) -> None:
-        """Have a stand-in ahead, if this rank has no batch any more and another has one."""
-        if self._ahead:
-            self._last = self._ahead
-        elif any(has_one for has_one, _ in of_ranks):
-            self._last = self._last or next(batch for _, batch in of_ranks if batch)
-            self._ahead, self._stand_ins = [EmptySlice(self._last[0])], self._stand_ins + 1
 
     def _position(self) -> Mapping[str, Any] | None:
         return position_of(self._reading, self.count - self._stand_ins)
@@ -257,12 +252,9 @@ class ExperimentBase(RunnerBase):
         """Join the other processes, which a launcher has started; ``close`` leaves them."""
         size, nprocs = launched_size(), self.args.nprocs
         if size != int(nprocs):
-            what = (
-                f"is {nprocs}, and a launcher has started {size} of them"
-                if size > 1
-                else f"is {nprocs}, and there is one"
-            )
-            raise ConfigError(f"args.nprocs: {what}; start the script with torchrun --nproc-per-node {nprocs}")
+            what = f"a launcher has started {size} of them" if size > 1 else "there is one"
+            remedy = f"start the script with torchrun --nproc-per-node {nprocs}"
+            raise ConfigError(f"args.nprocs: is {nprocs}, and {what}; {remedy}")
         self._resources.enter_context(joined())
 
     def setup_output_dir(self) -> None:
@@ -331,9 +323,8 @@ class ExperimentBase(RunnerBase):
         if isinstance(valid := getattr(self, "valid_loader", None), SeededLoader):
             # All of it is rank 0's.
             valid.rank, valid.size = 0, 1
-        schedulers = [
-            part for part in (*self._optimizer().values(), *self._parts().values()) if isinstance(part, OptimScheduler)
-        ]
+        trained = (*self._optimizer().values(), *self._parts().values())
+        schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
         for module in modules:
             broadcast_tensors([*module.parameters(), *module.buffers()], self._world)
@@ -411,10 +402,8 @@ class ExperimentBase(RunnerBase):
             if self._batches.over():
                 nothing = f"train_loader: gave no batch in epoch {self.epoch}"
                 raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
-        batch, samples = self._batches.take(), None
-        if type(batch) is EmptySlice:
-            batch, samples = batch.batch, 0
-        samples = count_samples(batch) if samples is None else samples
+        batch = self._batches.take()
+        batch, samples = (batch.batch, 0) if type(batch) is EmptySlice else (batch, count_samples(batch))
         self.train_state["samples"] += samples
         if self._average:
             self._average.weigh(samples)

@@ -102,10 +102,8 @@ class PluginNumbers:
         if step not in (iteration, iteration + 1) and name not in self._misnumbered:
             self._misnumbered.add(name)
             logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
-        if self.validation is None:
-            self.training.log(name, value, self._weight)
-        else:
-            self.validation.log(name, value, 1)
+        meters, weight = (self.training, self._weight) if self.validation is None else (self.validation, 1)
+        meters.log(name, value, weight)
 
     def weigh(self, samples: int) -> None:
         """The next numbers are means over so many samples of this rank, one of several."""

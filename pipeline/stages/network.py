@@ -23,7 +23,7 @@ from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, mak
 from pipeline.training.phase import faults_at, phase_errors
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
-from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
+from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
 
@@ -190,7 +190,8 @@ class Network(NetworkBase):
         """One of ``optim_schedulers``; clipping and accumulation are the runner's where it says nothing."""
         settings, config = phase.optim_schedulers[name], context["config"]
         address = f"phase.{phase.name}.optim_schedulers.{name}"
-        cls = load_named(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
+        path = spelling(settings["class"], SCHEDULES)
+        cls = load_named(path, f"{address}.class", "OptimScheduler", config, SCHEDULES)
         by_value = {"grad_clip_value": runner.grad_clip_value} if runner.grad_clip_value else {}
         shared = {"grad_clip": runner.grad_clip, **by_value, "accum_grad": runner.accum_grad}
         arguments = shared | settings.get("args", {})

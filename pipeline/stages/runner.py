@@ -105,14 +105,11 @@ class Runner(RunnerBase):
         loaded = next(iter(checkpoints), None)
         for path in checkpoints:
             if path != loaded:
-                # A damaged one is left out by all ranks, as rank 0 finds it.
-                world = context["world"]
-                counters = world.broadcast(load_next(path, context["model"]) if world.is_main else None)
-                if counters is None:
+                counters = context["world"].all_gather(load_next(path, context["model"]))
+                # One that is damaged on any rank is left out by all.
+                if None in counters:
                     continue
-                if not world.is_main:
-                    load_next(path, context["model"])
-                context["train_state"].update(counters)
+                context["train_state"].update(counters[0] or {})
             self.checkpoint = path.name if len(checkpoints) > 1 else ""
             checkpoints[path] = self._evaluate_phases(context)
 

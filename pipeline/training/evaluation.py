@@ -106,19 +106,15 @@ def evaluate(
             if metrics or observe:
                 target = _target(brain, batch, needed=bool(metrics))
                 judges.judge(make_readable(predictions, batch), target, batch)
-        numbers = _numbers(loss, samples, metrics, world)
+        # Samples of the last batch of each rank, 0 if it had none.
+        ranks = world.all_gather((samples, bool(loss.sums)))
+        if not any(count for count, _ in ranks):
+            raise DataError("the evaluated dataset gave no batch; check it")
+        own = {"loss": loss} if any(has_loss for _, has_loss in ranks) else {}
+        numbers = computed({**own, **metrics}, world)
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
         count_together(Meter(), brain._pass_numbers, 0, world)
         return brain._with_logged(numbers)
-
-
-def _numbers(loss: Mean, samples: int, metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
-    """The loss, if one was computed, and the metrics; ``samples``: of the last batch of this rank, 0 if it had none."""
-    ranks = world.all_gather((samples, bool(loss.sums)))
-    if not any(count for count, _ in ranks):
-        raise DataError("the evaluated dataset gave no batch; check it")
-    own = {"loss": loss} if any(has_loss for _, has_loss in ranks) else {}
-    return computed({**own, **metrics}, world)
 
 
 # What a Brain's ``compute_objectives`` raises for a batch that has no target.

@@ -548,7 +548,7 @@ def _above_zero(**numbers: float | None) -> None:
 
 def maker_of(optim_type: Maker) -> Callable[..., Any]:
     """The class of an optimizer, or the function that makes it of the parameters."""
-    kind = class_path.optimizer_name(optim_type)
+    kind = class_path.spelling(optim_type, class_path.OPTIMIZERS)
     if callable(kind) and not isinstance(kind, type):
         return cast("Callable[..., Any]", kind)
     path = class_path.parse(kind, module=class_path.OPTIMIZERS) if isinstance(kind, str) else kind

@@ -135,33 +135,26 @@ def check_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         ConfigError: likewise, or two of them contradict each other.
     """
-    return _with_flags(_with_one_precision(values_of(options, where), where), where)
-
-
-def _with_one_precision(options: dict[str, Any], where: str) -> dict[str, Any]:
-    """Replace deprecated options by ``precision``; one that is False does not count beside another."""
-    deprecated = [name for name in DEPRECATED if name in options]
-    precisions = {DEPRECATED[name] for name in deprecated if options[name]}
-    precisions |= {options["precision"]} if "precision" in options else set()
+    values = values_of(options, where)
+    # A deprecated one that is False does not count beside another.
+    deprecated = {name: values.pop(name) for name in DEPRECATED if name in values}
+    precisions = {DEPRECATED[name] for name, is_on in deprecated.items() if is_on}
+    precisions |= {values["precision"]} if "precision" in values else set()
     if len(precisions) > 1:
         names = ", ".join(name for name in ("precision", *DEPRECATED) if options.get(name))
         raise ConfigError(f"{where}: {names} say {' and '.join(sorted(precisions))}; keep precision alone")
-    kept = {name: value for name, value in options.items() if name not in deprecated}
-    return {**kept, "precision": min(precisions, default="fp32")} if deprecated else kept
-
-
-def _with_flags(options: dict[str, Any], where: str) -> dict[str, Any]:
-    """Make module keys and their flag agree: keys alone set the flag, and without the flag there are no keys."""
+    if deprecated:
+        values["precision"] = min(precisions, default="fp32")
+    # Keys alone set the flag, and without the flag there are no keys.
     for flag in ("jit", "compile"):
         keys = f"{flag}_module_keys"
-        if options.get(keys) and options.get(flag, True) is False:
-            names = ", ".join(options[keys])
-            raise ConfigError(f"{where}: {keys} names {names}, and {flag} is False; leave one of them out")
-        if options.get(keys):
-            options[flag] = True
-        elif options.get(flag) is False:
-            options[keys] = None
-    return options
+        if named := values.get(keys):
+            if values.setdefault(flag, True) is False:
+                what = f"{keys} names {', '.join(named)}, and {flag} is False"
+                raise ConfigError(f"{where}: {what}; leave one of them out")
+        elif values.get(flag) is False:
+            values[keys] = None
+    return values
 
 
 def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Callable[[], bool]) -> None:

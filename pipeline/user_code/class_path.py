@@ -254,18 +254,11 @@ SCHEDULES = "pipeline.training.schedules"
 LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
-def optimizer_name(name: Any) -> Any:
-    """The class of torch.optim that a config means: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
-    return _spelling(name, OPTIMIZERS)
+def spelling(name: Any, home: str) -> Any:
+    """The name of a module's class that is spelt so but for capitals and underscores; else the name itself.
 
-
-def schedule_name(name: Any) -> Any:
-    """The class of a built-in schedule: ``noam`` and ``warmup_cosine`` are ``Noam`` and ``WarmupCosine``."""
-    return _spelling(name, SCHEDULES)
-
-
-def _spelling(name: Any, home: str) -> Any:
-    """The name of a module's class that is spelt so but for capitals and underscores; else the name itself."""
+    ``ADAM``, as PaddleRec writes it, is ``Adam`` of torch.optim, and ``warmup_cosine`` the schedule ``WarmupCosine``.
+    """
     module = source.read(home) if isinstance(name, str) and name.isidentifier() else None
     known = {known.lower(): known for known in (module.bindings if module else ()) if known[0].isupper()}
     return known.get(str(name).lower().replace("_", ""), name) if module else name

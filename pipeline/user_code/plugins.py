@@ -292,9 +292,8 @@ def load_plugins(tree: Node, workspace: Path | None, *, several: bool = False) -
     plugins, faults = configured_plugins(tree, workspace)
     if not faults:
         # What an imported class says of its order may be more than its source shows.
-        plugins, faults = _in_order(
-            [replace(plugin, target=load_plugin_class(plugin, several=several)) for plugin in plugins]
-        )
+        loaded = [replace(plugin, target=load_plugin_class(plugin, several=several)) for plugin in plugins]
+        plugins, faults = _in_order(loaded)
     if faults:
         raise PluginError("\n".join(map(str, faults)))
     return plugins

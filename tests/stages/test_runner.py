@@ -221,3 +221,23 @@ def test_what_a_startup_does_to_the_weights_that_it_has_loaded_stays(config: dic
 
     config["runner"][1]["startup_class_path"] = Zero
     assert torch.equal(GeneralTrainer(config).run()["model"]["line"]["model"][3].weight, torch.zeros(1, 4))
+
+
+def test_a_checkpoint_that_is_damaged_on_one_rank_is_left_out_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ranks:
+        def all_gather(self, value: Any) -> list[Any]:
+            return [value, None if value["iteration"] == 2 else value]
+
+    first, damaged, last = Path("1"), Path("2"), Path("3")
+    context: Any = {
+        "checkpoints": {first: {}, damaged: {}, last: {}},
+        "model": {},
+        "train_state": {"iteration": 1},
+        "world": Ranks(),
+    }
+    monkeypatch.setattr("pipeline.stages.runner.load_next", lambda path, models: {"iteration": int(path.name)})
+    monkeypatch.setattr(
+        stages.Runner, "_evaluate_phases", lambda self, made: {"loss": made["train_state"]["iteration"]}
+    )
+    stages.Runner(context)._infer(context)
+    assert context["checkpoints"] == {first: {"loss": 1}, damaged: {}, last: {"loss": 3}}

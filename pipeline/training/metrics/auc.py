@@ -8,14 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from loguru import logger
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.training.metrics.base import LABELS, SumMetric, flat_pairs, no_labels, wide
 
 BINS = 4096
-# What a state has beside sums that are added.
-_PARTS = {"scores", "positive", "edges", "bins"}
 NOTICEABLE = 0.001
 
 
@@ -69,7 +67,7 @@ class AUC(SumMetric):
         if not sums or sums["nans"]:
             return math.nan
         if self.edges is not None:
-            return self._from_bins(sums["bins"].double(), _bins_of_one_score(self.edges.cpu()))
+            return self._from_bins(sums["bins"].double(), self.edges.cpu())
         scores, positive = self.samples.all(torch.device("cpu"))
         _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
         positives = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group, positive.double())
@@ -88,11 +86,7 @@ class AUC(SumMetric):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self.reset()
-        self.sums = {name: value for name, value in state.items() if name not in {"scores", "positive", "edges"}}
-        self.edges = state.get("edges")
-        if self.edges is None:
-            self.samples.append(state["scores"], state["positive"])
+        self.merge([state])
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the states of all ranks together: exact where no rank has more than ``exact_samples``.
@@ -101,7 +95,7 @@ class AUC(SumMetric):
         that the area is off by up to twice as much.
         """
         edges = next((state["edges"] for state in states if "edges" in state), None)
-        super().merge([{name: state[name] for name in state.keys() - _PARTS} for state in states])
+        super().merge([{name: state[name] for name in ("nans", "unlabelled") if name in state} for state in states])
         self.edges = edges
         for state in states:
             if edges is None:
@@ -109,11 +103,14 @@ class AUC(SumMetric):
                 continue
             # The greatest score of each bin, of negatives and of positives, stands for the bin.
             tops = [state["edges"], edges.new_full((1,), math.inf)] * 2 if "edges" in state else [state["scores"]]
-            positive = state.get("positive", torch.arange(2 * BINS) >= BINS)
+            positive = state.get("positive", torch.arange(2 * BINS, device=edges.device) >= BINS)
             self.add(bins=_bin_counts(torch.cat(tops).to(edges), positive, edges, state.get("bins")))
 
-    def _from_bins(self, bins: Tensor, single: Tensor) -> float:
+    def _from_bins(self, bins: Tensor, edges: Tensor) -> float:
         negatives, positives = bins.view(2, BINS)
+        # Which bins hold one score only.
+        next_up = edges.nextafter(torch.full_like(edges, math.inf))
+        single = nn.functional.pad(edges[1:] <= next_up[:-1], (1, 1))
         mixed = (negatives * positives)[~single].sum() / 2
         self.error = float(mixed / negatives.sum() / positives.sum())
         if self.error > NOTICEABLE:
@@ -150,13 +147,6 @@ def _edges(scores: Tensor) -> Tensor:
     # A score that is an edge twice or more has a bin to itself, which begins right below it.
     repeated = edges == torch.cat([edges[1:], edges.new_full((1,), math.nan)])
     return torch.where(repeated, edges.nextafter(torch.full_like(edges, -math.inf)), edges)
-
-
-def _bins_of_one_score(edges: Tensor) -> Tensor:
-    """Which bins hold one score only, [BINS]."""
-    next_up = edges.nextafter(torch.full_like(edges, math.inf))
-    ends = torch.zeros(1, dtype=torch.bool)
-    return torch.cat([ends, edges[1:] <= next_up[:-1], ends])
 
 
 def _bin_counts(scores: Tensor, positive: Tensor, edges: Tensor, counts: Tensor | None = None) -> Tensor:

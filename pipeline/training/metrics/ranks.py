@@ -20,8 +20,6 @@ _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)
 
 _CPU = torch.device("cpu")
 
-_UNMERGED = "has no merge(states), and what it judges"
-
 # Called with predictions, target and batch.
 Observe = Callable[[Any, Any, Any], None]
 
@@ -69,10 +67,10 @@ class Judges:
         try:
             whole = to_device((join(predictions, counts), join(targets, counts)), self.device)
         except _MISFITS as error:
-            who, remedy = "predictions: what is written", ""
-            for name, metric in self.whole.items():
-                who, remedy = f"metric '{name}' ({type(metric).__name__}) {_UNMERGED}", ", or add merge to the metric"
+            own = [f"metric '{name}' ({type(metric).__name__})" for name, metric in self.whole.items()]
+            who = f"{own[-1]} has no merge(states), and what it judges" if own else "predictions: what is written"
             what = f"{who} cannot be joined to whole batches: slices are {shape_of(predictions[0], 1)} ({error})"
+            remedy = ", or add merge to the metric" if own else ""
             raise DataError(f"{what}; return a row per sample along the first dimension{remedy}") from error
         # Who observes may look up ids in a batch; what cannot be joined is left out.
         batch = {}
@@ -113,20 +111,16 @@ def join(parts: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
     if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
         return {name: join(tuple(part[name] for part in parts), counts) for name in first}
     if isinstance(first, list | tuple):
-        if _has_rows(parts, counts):
+        # A value for each sample, rather than columns of all samples.
+        sizes = [(length, count) for part, count in zip(parts, counts, strict=True) for length in lengths(part)]
+        has_columns = bool(sizes) and all(length == count for length, count in sizes)
+        if not has_columns and list(map(len, parts)) == list(counts):
             return type(first)(chain(*parts))
         columns = [join(column, counts) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if any(part is not None for part in parts):
         raise ValueError(f"{shape_of(first)} has no row per sample")
     return None
-
-
-def _has_rows(parts: tuple[Any, ...], counts: tuple[int, ...]) -> bool:
-    """Whether lists have a value for each sample, rather than columns of all samples."""
-    sizes = [(length, count) for part, count in zip(parts, counts, strict=True) for length in lengths(part)]
-    columns = bool(sizes) and all(length == count for length, count in sizes)
-    return not columns and all(len(part) == count for part, count in zip(parts, counts, strict=True))
 
 
 def computed(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
