@@ -66,8 +66,8 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
             _best_effort("on_signal", lambda: hooks.on_signal(context=context, signal=number))
         if stage != "trainer":
             _best_effort("on_stage_error", lambda: hooks.on_stage_error(name=stage, context=context, error=error))
-        if stage != "terminal" and not runner.completed:
-            _best_effort("abort", _abort, runner, error)
+        if stage != "terminal" and not runner.completed and hasattr(runner.classes["terminal"], "abort"):
+            _best_effort("abort", lambda: runner.build("terminal").abort(context, error))
         if not runner.completed:
             _best_effort("after_pipeline", lambda: hooks.after_pipeline(context=context))
         _best_effort("closing the resources", runner.resources.close)
@@ -122,12 +122,6 @@ def log_error(error: BaseException, headline: str, level: str = "ERROR") -> None
     trace = user_traceback(whole, only=in_worker) or (None if in_worker else whole)
     logger.log(level, with_traceback(headline, user_error.with_traceback(trace)))
     user_error.with_traceback(whole)
-
-
-def _abort(runner: RunnerSession, error: BaseException) -> None:
-    if hasattr(runner.classes["terminal"], "abort"):
-        terminal: Any = runner.build("terminal")
-        terminal.abort(runner.context, error)
 
 
 def _best_effort(what: str, act: Callable[..., object], *arguments: Any, level: str = "ERROR") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -294,7 +294,11 @@ class Run:
         unfinished = [name for name in self.trainers if not self.directory.is_done(name)]
         last = next(reversed(self.sessions.values()), None)
         if last and last.context.peek("is_exit") and unfinished:
-            self._write_stopped(last, unfinished, furthest if last.settings.kind == "infer" else last.counters)
+            [(_, written)] = last.context.exit_wish()
+            reason = f"context['is_exit'] was set in {written.stage} ({written.where}) of {last.settings.name}"
+            logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
+            counters = furthest if last.settings.kind == "infer" else last.counters
+            self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
             return
         if last:
             reads = self.config.reads
@@ -307,13 +311,6 @@ class Run:
             return
         why, code = self.directory.stop_reasons(self.trainers), ExitCode.DONE
         self.directory.write_status("done", exit_code=code, reason=why, resumable=False, train_state=furthest)
-
-    def _write_stopped(self, last: RunnerSession, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
-        """Say where ``is_exit`` was written, and which runners are left."""
-        [(_, written)] = last.context.exit_wish()
-        reason = f"context['is_exit'] was set in {written.stage} ({written.where}) of {last.settings.name}"
-        logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
-        self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
 
 
 def env_was_read(context: Context) -> bool:
@@ -431,7 +428,7 @@ class RunnerSession:
             outside_of_graphs: Callable[..., Any] = torch.compiler.disable
             hookspecs.observer = outside_of_graphs(observer)
 
-    def build(self, stage: str) -> PipelineStage:
+    def build(self, stage: str) -> Any:
         """The stage, built with its ``<stage>_args``."""
         return self.classes[stage].from_context(self.context, **getattr(self.settings, f"{stage}_args"))
 

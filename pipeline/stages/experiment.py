@@ -608,9 +608,7 @@ class ExperimentBase(RunnerBase):
             self._end_epoch()
         if saving or CHECKPOINT in requests or (ended and schedule.saving.fires_after(ended)):
             self.save()
-        self._due = 0 if requests else schedule.next_check(self.train_state, timed=not self._agreement)
-        if self._agreement:
-            self._due = min(self._due, self._agreement.next)
+        self._due = 0 if requests else schedule.next_check(self.train_state, self._agreement)
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:

@@ -77,9 +77,7 @@ class PassLoop(ABC):
 
     def next_check(self) -> int:
         """The next iteration after which something may be due."""
-        if self.agreement is not None:
-            return min(self.schedule.next_check(self.counters, timed=False), self.agreement.next)
-        return self.schedule.next_check(self.counters)
+        return self.schedule.next_check(self.counters, self.agreement)
 
     @abstractmethod
     def open(self, training: TrainPass) -> Iterator[Any] | None:

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError, DataError, one_of
 
 if TYPE_CHECKING:
     from pipeline.checkpoint.reader import LoadedCheckpoint
+    from pipeline.distributed.agreement import Agreement
 
 # An iteration that no run reaches.
 NEVER = 1 << 62
@@ -251,13 +252,13 @@ class Schedule:
         ended = counters["epoch"] >= self.epochs or counters["iteration"] >= self.max_steps
         return ended or counters["update"] >= self.max_updates
 
-    def next_check(self, counters: Mapping[str, int], *, timed: bool = True) -> int:
-        """The next iteration after which something may be due; without ``timed``, but for intervals of time."""
+    def next_check(self, counters: Mapping[str, int], agreement: Agreement | None = None) -> int:
+        """The next iteration after which something may be due; intervals of time are for the looks of an agreement."""
         # An iteration makes one update at most.
         limit = counters["iteration"] + max(1, self.max_updates - counters["update"])
-        clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit and timed else NEVER
-        checks = (trigger.next_check(counters, timed=timed) for trigger in self._active)
-        return min(*checks, self.max_steps, limit, clock)
+        clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit else NEVER
+        checks = (trigger.next_check(counters, timed=agreement is None) for trigger in self._active)
+        return min(*checks, self.max_steps, limit, clock if agreement is None else agreement.next)
 
     def asked_updates(self) -> int | None:
         """The updates when it was last asked what is due; None where nothing is due after so many updates."""
