@@ -6,28 +6,15 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from pipeline.distributed.world import SINGLE, World, current_world, joined
+from pipeline.distributed.world import SINGLE, current_world, joined
 from pipeline.errors import ConfigError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-_group = ExitStack()
-
-# The functions in work that rank 0 alone has called; in these nothing waits for the others.
-_alone: list[Callable[..., Any]] = []
-
-
-@atexit.register
-def _leave() -> None:
-    # What has ended the script, if anything has.
-    error: BaseException | None = getattr(sys, "last_value", None)
-    with suppress(Exception):
-        _group.__exit__(type(error) if error else None, error, None)
 
 
 def ddp_init_group(run_opts: Mapping[str, Any]) -> None:
@@ -44,13 +31,22 @@ def ddp_init_group(run_opts: Mapping[str, Any]) -> None:
     if run_opts.get("distributed_launch") and "RANK" not in os.environ:
         what = "distributed_launch is set, and no launcher has started this process"
         raise ConfigError(f"ddp_init_group: {what}; start the script with torchrun")
-    if current_world() is SINGLE:
-        _group.enter_context(joined())
+    if current_world() is not SINGLE:
+        return
+    group = joined()
+    group.__enter__()
+
+    @atexit.register
+    def leave() -> None:
+        # What has ended the script, if anything has.
+        error = getattr(sys, "last_value", None)
+        with suppress(Exception):
+            group.__exit__(error and type(error), error, None)
 
 
 def if_main_process() -> bool:
     """Whether this process is that of rank 0, or the only one."""
-    return bool(_alone) or os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "0") == "0"
 
 
 def main_process_only(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -59,21 +55,15 @@ def main_process_only(function: Callable[_P, _T]) -> Callable[_P, _T]:
     What it returns has to be something that pickle takes.
     """
 
-    def on_main(world: World, args: Any, kwargs: Any) -> _T | None:
-        if not world.is_main:
-            return None
-        _alone.append(function)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _alone.pop()
-
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if _alone:
-            return function(*args, **kwargs)
         with joined() as world:
-            return world.broadcast(world.attempt(lambda: on_main(world, args, kwargs)))  # type: ignore[return-value]
+
+            def on_main() -> _T | None:
+                with world.alone():
+                    return function(*args, **kwargs) if world.is_main else None
+
+            return world.broadcast(world.attempt(on_main))  # type: ignore[return-value] # rank 0 has called it
 
     return call
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -22,15 +23,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline.distributed.exit import end_with_launcher, leave, write_error_file
-from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
+from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.signals import SHUTDOWN, StoppedError
 
 _T = TypeVar("_T")
 
-# What a launcher tells each process by its environment.
-LAUNCHER = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
-
-# Seconds after which a wait in the store looks whether another process has failed.
+# Seconds between two looks whether another process has failed.
 PATIENCE = 0.5
 
 # Seconds in which those that can answer do, when the connection to one of them breaks.
@@ -38,8 +36,6 @@ ANSWER = 2.0
 
 # Seconds that a process has to end once another has failed.
 GRACE = 8.0
-
-_FOREVER = timedelta(days=365)
 
 
 class Failure(NamedTuple):
@@ -53,12 +49,6 @@ class Failure(NamedTuple):
         rank = f"rank {self.rank}"
         verb = "ended" if self.exit_code in {ExitCode.STOPPED, ExitCode.INTERRUPTED} else "failed"
         return self.headline if self.headline.startswith(rank) else f"{rank} {verb}: {self.headline}"
-
-
-def _failure(text: str | bytes) -> Failure:
-    """That which is in the store."""
-    rank, number, headline = json.loads(text)
-    return Failure(rank, next(code for code in ExitCode if code == number), headline)
 
 
 class PeerError(PipelineError):
@@ -76,11 +66,8 @@ class PeerError(PipelineError):
 
 def exit_code(error: BaseException) -> ExitCode:
     """The exit code for an error before the run has started."""
-    if isinstance(error, PipelineError):
-        return error.exit_code
-    if isinstance(error, StoppedError):
-        return ExitCode.STOPPED
-    return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
+    codes = {StoppedError: ExitCode.STOPPED, KeyboardInterrupt: ExitCode.INTERRUPTED}
+    return error.exit_code if isinstance(error, PipelineError) else codes.get(type(error), ExitCode.FAILED)
 
 
 def describe(error: BaseException) -> str:
@@ -88,57 +75,45 @@ def describe(error: BaseException) -> str:
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
+@dataclass(eq=False)
 class World:
     """The processes of a run; ``context["world"]``, there with one process too.
 
     Every process has to make the same calls of ``broadcast``, ``all_gather``, ``attempt`` and ``once_per_host`` in the same
     order. They are for stages; within a step nothing of this is called.
 
-    Args:
+    Attributes:
         rank: number of this process among all, from 0.
         local_rank: its number on its host, from 0.
         size: how many there are.
         local_size: how many there are on its host.
-        store: torch's key-value store that all of them reach; None: there is just one process.
+        store: torch's key-value store that all of them reach, for the main thread; None: there is just one process.
         timeout: seconds that a process waits for the others.
-
-    Attributes:
         last_words: called in a thread with the failure of another process where this one does not come to an end.
     """
 
-    def __init__(
-        self,
-        rank: int = 0,
-        local_rank: int = 0,
-        size: int = 1,
-        local_size: int = 1,
-        store: Store | None = None,
-        timeout: float = 600.0,
-    ) -> None:
-        self.rank, self.local_rank, self.size, self.local_size = rank, local_rank, size, local_size
-        self.timeout = timeout
-        self._store = store
-        self._failure: Failure | None = None
-        self._may_stay = threading.Event()
-        self.last_words: Callable[[Failure], object] = str
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    # torch's stubs leave out what a store has.
+    store: Any = None
+    timeout: float = 600.0
+    last_words: Callable[[Failure], object] = str
+    _failure: Failure | None = field(default=None, init=False)
+    _may_stay: threading.Event = field(default_factory=threading.Event, init=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this is the process of rank 0."""
         return self.rank == 0
 
-    @property
-    def store(self) -> Store:
-        """The store of the main thread; a thread of one's own uses a ``clone()`` of it."""
-        assert self._store is not None, "a single process has no store"
-        return self._store
-
     def broadcast(self, value: _T) -> _T:
         """The value of rank 0; what the others give is not looked at. It has to be one that pickle takes."""
         if self.size == 1:
             return value
         values = [value]
-        with self.collective("broadcast"):
+        with self.collective():
             distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
         return values[0]
 
@@ -147,7 +122,7 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with self.collective("all_gather"):
+        with self.collective():
             distributed.all_gather_object(values, value)
         return values
 
@@ -164,22 +139,23 @@ class World:
             result = function()
         except Exception as raised:
             error = raised
-        faults = self.all_gather(error and (exit_code(error), describe(error)))
-        first = next((Failure(rank, *fault) for rank, fault in enumerate(faults) if fault), None)
-        if first and first.rank != self.rank:
-            raise PeerError(first) from error
-        if error:
-            raise error
+        for rank, fault in enumerate(self.all_gather(error and (exit_code(error), describe(error)))):
+            if fault and error and rank == self.rank:
+                raise error
+            if fault:
+                raise PeerError(Failure(rank, *fault)) from error
         return result  # type: ignore[return-value] # it has returned
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """In the block, code that would call the other processes where torch.distributed is initialised, finds that it is not."""
+        """In the block, this process is one of its own, for code of ours and of others that asks who else there is."""
         group = distributed.GroupMember.WORLD
-        distributed.GroupMember.WORLD = None
+        distributed.GroupMember.WORLD = None if self.size > 1 else group
+        _worlds.append(SINGLE)
         try:
             yield
         finally:
+            _worlds.pop()
             distributed.GroupMember.WORLD = group
 
     def once_per_host(self, function: Callable[[], _T]) -> _T:
@@ -217,11 +193,8 @@ class World:
         self.attempt(compare)
 
     @contextmanager
-    def collective(self, name: str = "the next exchange") -> Iterator[None]:
+    def collective(self) -> Iterator[None]:
         """In the block, an error to which this process has come because another has failed becomes a PeerError.
-
-        Args:
-            name: of what the processes do together.
 
         Raises:
             PeerError: another process has failed, or has not come within ``timeout``.
@@ -229,27 +202,19 @@ class World:
         try:
             yield
         except BaseException as error:
-            failure = None
-            if self.size > 1 and not isinstance(error, PeerError):
-                # A launcher ends the others when one has failed, and may do so now.
-                with SHUTDOWN.defer(lambda: None):
-                    failure = self._cause_of(error, name)
-            if failure is None:
+            if self.size == 1 or isinstance(error, PeerError):
                 raise
-            raise PeerError(failure) from error
+            # A launcher ends the others when one has failed, and may do so now.
+            with SHUTDOWN.defer(lambda: None):
+                failure = self._who_broke(error) if _is_broken_connection(error) else self.first_failure()
+            stopped = isinstance(error, StoppedError | KeyboardInterrupt)
+            if failure and (_is_broken_connection(error) or (stopped and failure.exit_code != exit_code(error))):
+                raise PeerError(failure) from error
+            raise
 
-    def _cause_of(self, error: BaseException, name: str) -> Failure | None:
-        """The failure of another process, because of which this one has come to an error; None: it is its own."""
-        if _is_broken_connection(error):
-            return self._who_broke(error, name)
-        if not isinstance(error, StoppedError | KeyboardInterrupt):
-            return None
-        failure = self.first_failure()
-        return failure if failure and failure.exit_code != exit_code(error) else None
-
-    def _who_broke(self, error: BaseException, name: str) -> Failure:
+    def _who_broke(self, error: BaseException) -> Failure:
         """Who has failed, so that a connection broke: whoever says so, else who does not say anything."""
-        silent, end = {*range(self.size)} - {self.rank}, time.monotonic() + ANSWER
+        silent, end, seen = {*range(self.size)} - {self.rank}, time.monotonic() + ANSWER, ""
         with suppress(RuntimeError):
             self.store.set(f"broken/{self.rank}", "")
             while silent and time.monotonic() < end:
@@ -257,20 +222,18 @@ class World:
                     return failure
                 silent -= {rank for rank in silent if self.store.check([f"broken/{rank}"])}
                 time.sleep(0.02)
-        if self._failure or not silent:
-            return self._report(Failure(self.rank, ExitCode.FAILED, f"the connection broke in {name}: {error}"))
-        rank = min(silent)
-        with suppress(RuntimeError):
-            seen = self.store.check([f"seen/{rank}"]) and json.loads(self.store.get(f"seen/{rank}"))
-        where = f", last seen at iteration {seen}" if seen is not False else ""
-        what = f"hangs: it has not come to {name} within {self.timeout:g} seconds"
-        what = what if "imed out" in str(error) else f"was killed, or has left without a word: {name} broke off"
-        return self._report(Failure(rank, ExitCode.FAILED, f"rank {rank} {what}{where}; see its log"))
+            if silent and self.store.check([key := f"seen/{min(silent)}"]):
+                seen = f", last seen at iteration {self.store.get(key).decode()}"
+        if not silent:
+            return self._report(Failure(self.rank, ExitCode.FAILED, f"the connection broke: {error}"))
+        what = "was killed, or has left without a word: the connection broke off"
+        if "imed out" in str(error):
+            what = f"hangs: it has not come to the next exchange within {self.timeout:g} seconds"
+        return self._report(Failure(min(silent), ExitCode.FAILED, f"rank {min(silent)} {what}{seen}; see its log"))
 
     def in_thread(self) -> World:
         """The same world for a thread, which may not share the connection to the store; collectives are not for it."""
-        store = self.store.clone()  # type: ignore[attr-defined] # torch's stubs lack it
-        return World(self.rank, self.local_rank, self.size, self.local_size, store, self.timeout)
+        return replace(self, store=self.store.clone())
 
     # The store: without a collective, and so also where the processes are not at the same place.
 
@@ -278,29 +241,27 @@ class World:
         """Put a plain value into the store."""
         self.store.set(key, json.dumps(value))
 
-    def get(self, key: str, store: Store | None = None) -> Any:
+    def get(self, key: str) -> Any:
         """The value that somebody puts into the store, once it is there.
-
-        Args:
-            key: its name.
-            store: that of the thread; None: that of the main thread.
 
         Raises:
             PeerError: another process has failed meanwhile, or ``timeout`` is over.
         """
-        store, end, pause = store or self.store, time.monotonic() + self.timeout, 0.0001
-        what = f"nobody has answered with {key} for {self.timeout:g} seconds"
+        end, pause = time.monotonic() + self.timeout, 0.0001
+        failure = Failure(self.rank, ExitCode.FAILED, f"nobody has answered with {key} for {self.timeout:g} seconds")
         try:
             # The wait of the store itself prints warnings when its time is over.
-            while not store.check([key]):
-                if (failure := self.first_failure(store)) or time.monotonic() > end:
-                    raise PeerError(failure or Failure(self.rank, ExitCode.FAILED, what))
+            while not self.store.check([key]):
+                if self.first_failure() or time.monotonic() > end:
+                    break
                 time.sleep(pause)
                 pause = min(2 * pause, 0.005)
-            return json.loads(store.get(key))
+            else:
+                return json.loads(self.store.get(key))
         except RuntimeError as error:
-            failure = self.first_failure(store) or Failure(self.rank, ExitCode.FAILED, f"{what} ({error})")
-            raise PeerError(failure) from error
+            what = f"rank 0 was killed, or its launcher: the connection to the store broke off ({error}); see its log"
+            failure = Failure(0, ExitCode.FAILED, what)
+        raise PeerError(self.first_failure() or failure)
 
     def report_failure(self, error: BaseException, code: ExitCode, headline: str) -> Failure:
         """Say that this process fails, or for a PeerError the other one, unless a failure was said before.
@@ -313,40 +274,36 @@ class World:
         Returns:
             The first failure.
         """
-        if isinstance(error, PeerError):
-            return self._report(error.failure._replace(exit_code=code))
-        first = self._report(Failure(self.rank, code, headline))
+        failure = error.failure if isinstance(error, PeerError) else Failure(self.rank, code, headline)
+        first = self._report(failure._replace(exit_code=code))
         if first.rank == self.rank:
             self._may_stay.set()
         return first
 
     def _report(self, failure: Failure) -> Failure:
+        if self.size == 1:
+            return failure
         # Where all end for a signal, none has failed.
-        alike = SHUTDOWN.agreed and failure.exit_code in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
-        with suppress(RuntimeError):
-            if self.size > 1 and not alike:
-                failure = _failure(self.store.compare_set("failure", "", json.dumps(failure)))
-                for other in range(self.size):
-                    self.store.set(f"wake/{other}", "")
-        if self.size > 1:
-            self._failure = None if alike else failure
-            write_error_file(failure.exit_code, str(failure), follows=failure.rank != self.rank)
+        if not SHUTDOWN.agreed or failure.exit_code not in {ExitCode.STOPPED, ExitCode.INTERRUPTED}:
+            with suppress(RuntimeError):
+                self.store.compare_set("failure", "", json.dumps(failure))
+            failure = self._failure = self.first_failure() or failure
+        write_error_file(failure.exit_code, str(failure), follows=failure.rank != self.rank)
         return failure
 
-    def first_failure(self, store: Store | None = None) -> Failure | None:
+    def first_failure(self) -> Failure | None:
         """What the first process has said that failed; None: none has, or the store is gone."""
         with suppress(RuntimeError):
-            store = store or self._store
-            if self._failure is None and store and store.check(["failure"]):
-                self._failure = _failure(store.get("failure"))
+            if self._failure is None and self.size > 1 and self.store.check(["failure"]):
+                rank, number, headline = json.loads(self.store.get("failure"))
+                self._failure = Failure(rank, next(code for code in ExitCode if code == number), headline)
         return self._failure
 
-    def _watch(self, store: Store) -> None:
-        """In a thread: hear of the first failure, which the store may not outlive, and end this process if it does not."""
-        with suppress(RuntimeError):
-            store.wait([f"wake/{self.rank}"], _FOREVER)
-            self.first_failure(store)
-            store.set(f"heard/{self.rank}", "")
+    def _watch(self, peer: World) -> None:
+        """In a thread, for which ``peer`` is: hear of the first failure, and end this process if it does not end then."""
+        while not (self._failure or self._may_stay.wait(PATIENCE)):
+            if failure := peer.first_failure():
+                self._failure = failure
         if self._failure and not self._may_stay.wait(GRACE):
             logger.error(f"{self._failure}; rank {self.rank} has not ended within {GRACE:g} seconds, and is ended")
             with suppress(PipelineError):
@@ -354,43 +311,30 @@ class World:
             leave(self._failure.exit_code)
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """In the block, an error is a failure of this process."""
+    def _watching(self) -> Iterator[None]:
+        """In the block, an error ends all processes, and that of another one this process, whatever it does."""
+        thread = threading.Thread(target=self._watch, args=[self.in_thread()], name="watch", daemon=True)
+        thread.start()
         try:
             yield
         except BaseException as error:
             self.report_failure(error, exit_code(error), describe(error))
+            if self.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                # The store is in this process, and the others have to hear of it.
+                time.sleep(ANSWER)
             raise
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """In the block, a failure of another process ends this one too, whatever it does."""
-        # torch's stubs leave it out.
-        store: Any = self.store
-        thread = threading.Thread(target=self._watch, args=[store.clone()], name="watch", daemon=True)
-        thread.start()
-        try:
-            yield
         finally:
             self._may_stay.set()
-            with suppress(RuntimeError):
-                self.store.set(f"wake/{self.rank}", "")
             thread.join(PATIENCE)
-            if self.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                # The store is in this process, and the others may have to hear of a failure.
-                with suppress(RuntimeError):
-                    self.store.wait([f"heard/{rank}" for rank in range(self.size)], timedelta(seconds=ANSWER))
 
 
 def _is_broken_connection(error: BaseException | None) -> bool:
     """Whether torch says that it does not reach another process; user code may have wrapped it."""
-    while error:
-        if isinstance(error, distributed.DistError | PeerError) or (
-            isinstance(error, RuntimeError) and "gloo/" in str(error)
-        ):
-            return True
+    while error and not isinstance(error, distributed.DistError | PeerError):
+        if isinstance(error, RuntimeError) and "gloo/" in str(error):
+            break
         error = error.__cause__ or error.__context__
-    return False
+    return error is not None
 
 
 # That of a process which nobody has launched beside others.
@@ -421,30 +365,25 @@ def joined(timeout: float | None = None) -> Iterator[World]:
     """
     size = launched_size()
     end_with_launcher()
-    if size > 1 and len(_worlds) == 1:
-        with _joined(size, timeout or 600.0) as world:
-            yield world
+    if size == 1 or len(_worlds) > 1:
+        world = current_world()
+        if world.size > 1 and timeout:
+            world.timeout = timeout
+            _set_pg_timeout(timedelta(seconds=timeout))
+        yield world
         return
-    if size > 1 and timeout:
-        current_world().timeout = timeout
-        _set_pg_timeout(timedelta(seconds=timeout))
-    yield current_world()
-
-
-@contextmanager
-def _joined(size: int, timeout: float) -> Iterator[World]:
+    timeout = timeout or 600.0
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     store = PrefixStore(str(next(_numbers)), _shared_store(rank, size, timeout))
     # A script may have made it.
     has_group = distributed.is_initialized()
     if not has_group:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        about: dict[str, Any] = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=timeout)}
-        distributed.init_process_group(backend, store=PrefixStore("group", store), **about)
+        backend, wait = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=timeout)
+        distributed.init_process_group(backend, None, wait, size, rank, PrefixStore("group", store))
     world = World(rank, local, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)), store, timeout)
     _worlds.append(world)
     try:
-        with world._watching(), world._reporting(), world.collective():
+        with world._watching(), world.collective():
             yield world
             # Nobody leaves before the others are done; after a failure, they may be gone.
             if world._failure is None:
@@ -461,21 +400,20 @@ def launched_size() -> int:
     Raises:
         ConfigError: it says only half of what it has to.
     """
-    size = os.environ.get("WORLD_SIZE", "1")
+    size, environment = os.environ.get("WORLD_SIZE", "1"), os.environ
     # A batch script is one process, however many tasks it asks for.
-    tasks = os.environ.get("SLURM_NTASKS", "1") if os.environ.get("SLURM_PROCID", "0") != "0" else "1"
-    if "WORLD_SIZE" not in os.environ and (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", tasks)) != "1":
+    tasks = environment.get("SLURM_NTASKS", "1") if environment.get("SLURM_PROCID", "0") != "0" else "1"
+    if "WORLD_SIZE" not in environment and (tasks := environment.get("SLURM_STEP_NUM_TASKS", tasks)) != "1":
         what = "srun has started them, and no torchrun; write srun --ntasks-per-node 1 torchrun … -m pipeline run …"
-        raise ConfigError([Fault(f"environment SLURM_NTASKS={tasks}", 0, 0, "", what)])
+        raise ConfigError(f"environment SLURM_NTASKS={tasks}: {what}")
     if size == "1":
         return 1
-    for name in LAUNCHER:
-        if not os.environ.get(name):
-            what = "is not set; start the processes with torchrun, or set it for each of them"
-            raise ConfigError([Fault(f"environment WORLD_SIZE={size}", 0, 0, "", f"{name} {what}")])
-    if not size.isdecimal() or not os.environ["RANK"].isdecimal() or int(os.environ["RANK"]) >= int(size):
-        what = f"RANK={os.environ['RANK']} is none of {size} processes; start them with torchrun"
-        raise ConfigError([Fault(f"environment WORLD_SIZE={size}", 0, 0, "", what)])
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]:
+        what = f"{missing[0]} is not set; start the processes with torchrun, or set it for each of them"
+        raise ConfigError(f"environment WORLD_SIZE={size}: {what}")
+    if not size.isdecimal() or environment["RANK"] not in map(str, range(int(size))):
+        what = f"RANK={environment['RANK']} is none of {size} processes; start them with torchrun"
+        raise ConfigError(f"environment WORLD_SIZE={size}: {what}")
     return int(size)
 
 
