@@ -61,16 +61,13 @@ def processes(function: _F) -> _F:
     again = "How often all processes are started again after one has failed, from the newest checkpoint."
     several = "Processes to start on this host; auto: one for each GPU. By default worker_num of the config, else none."
     function = click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="K", help=again)(function)
-    return click.option("--nproc", type=_Processes(), metavar="N|auto", help=several)(function)
+    return click.option("--nproc", type=_processes, metavar="N|auto", help=several)(function)
 
 
-class _Processes(click.ParamType[str]):
-    name = "processes"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value != "auto" and not re.fullmatch("[1-9][0-9]*", value):
-            self.fail(f"'{value}' is no number of processes; write 2, or auto", param, ctx)
-        return value
+def _processes(value: str) -> str:
+    if value != "auto" and not re.fullmatch("[1-9][0-9]*", value):
+        raise click.BadParameter(f"'{value}' is no number of processes; write 2, or auto")
+    return value
 
 
 def split(

@@ -166,9 +166,8 @@ class World:
         Raises:
             PeerError: the function has raised on another process.
         """
-        result = self.attempt(lambda: function() if self.local_rank == 0 else None)
-        leader, results = self.rank - self.local_rank, self.all_gather(result)
-        return results[leader]  # type: ignore[return-value] # the leader has called it
+        results = self.all_gather(self.attempt(lambda: function() if self.local_rank == 0 else None))
+        return results[self.rank - self.local_rank]  # type: ignore[return-value] # it has called it
 
     def require_equal(self, values: Mapping[str, Any], remedy: str) -> None:
         """Raise where a process has other values than rank 0.
@@ -435,19 +434,17 @@ def _agree_on_token(store: Store, rank: int, size: int, timeout: float) -> str:
     answers, until all have acknowledged an answer.
     """
     token, end = secrets.token_hex(8), time.monotonic() + timeout
-    answer, missing = f"token/{token}", {*range(1, size)} if rank == 0 else {0}
-    if rank:
-        store.set(f"hello/{rank}", token)
-    while missing:
-        if rank and store.check([answer]):
-            token, missing = store.get(answer).decode(), set()
-            store.set(f"ready/{token}/{rank}", "1")
-        elif rank == 0:
-            for other in [rank for rank in missing if store.check([f"hello/{rank}"])]:
-                store.set(f"token/{store.get(f'hello/{other}').decode()}", token)
-            missing = {rank for rank in missing if not store.check([f"ready/{token}/{rank}"])}
-        if missing and time.monotonic() > end:
+    awaited = {0: f"token/{token}"} if rank else {other: f"ready/{token}/{other}" for other in range(1, size)}
+    store.set(f"hello/{rank}", token)
+    while missing := [other for other, key in awaited.items() if not store.check([key])]:
+        if time.monotonic() > end:
             what = f"has not come within {timeout:g} seconds; see its log"
-            raise PeerError(Failure(min(missing), ExitCode.FAILED, what))
+            raise PeerError(Failure(missing[0], ExitCode.FAILED, what))
+        for other in missing if rank == 0 else ():
+            if store.check([f"hello/{other}"]):
+                store.set(f"token/{store.get(f'hello/{other}').decode()}", token)
         time.sleep(0.01)
+    if rank:
+        token = store.get(awaited[0]).decode()
+        store.set(f"ready/{token}/{rank}", "")
     return token

@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import distributed
 
-from pipeline import create_experiment_directory, ddp_init_group, if_main_process, main_process_only, run_on_main
+from pipeline import (
+    Checkpointer,
+    create_experiment_directory,
+    ddp_init_group,
+    if_main_process,
+    main_process_only,
+    run_on_main,
+)
 from pipeline.distributed.world import PeerError, current_world
 from pipeline.errors import ConfigError
 from tests.distributed.ranks import Ranks
@@ -50,6 +58,22 @@ def nested() -> tuple[int, bool]:
 
 def test_all_get_what_rank_0_returns(two_ranks: Ranks) -> None:
     assert two_ranks(nested) == [(0, True), (0, False)]
+
+
+def save_alone(folder: Path) -> tuple[int, bool]:
+    sizes: list[int] = []
+
+    def save() -> None:
+        sizes.append(current_world().size)
+        Checkpointer(folder).save({}, {"iteration": 1, "update": 1, "epoch": 0, "samples": 1}, {})
+
+    run_on_main(save)
+    return sum(sizes), distributed.is_initialized() and current_world().size == 2
+
+
+def test_what_rank_0_does_alone_asks_no_other(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert two_ranks(save_alone, tmp_path) == [(1, True), (0, True)]
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000000001"]
 
 
 def failing() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
-from pipeline.distributed.world import SINGLE, PeerError, current_world, joined
+from pipeline.distributed.world import SINGLE, PeerError, World, current_world, joined
 from pipeline.errors import ConfigError, ExitCode, PipelineError
 from tests.distributed.ranks import Ranks
 
@@ -80,6 +81,17 @@ def test_whoever_waits_hears_of_the_first_failure() -> None:
     ranks = Ranks(3)
     assert ranks(wait_for_a_failure) == ["rank 1 failed: the loss is nan (5)", "", "rank 1 failed: the loss is nan (5)"]
     ranks.stop()
+
+
+def test_whoever_waits_when_the_store_is_gone_says_that_and_not_that_its_time_is_over() -> None:
+    server: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True)
+    assert server
+    world = World(1, 1, 2, 2, TCPStore("127.0.0.1", server.port, is_master=False))
+    server = None
+    with pytest.raises(
+        PeerError, match=r"^rank 0 was killed, or its launcher: the connection to the store broke off \("
+    ):
+        world.get("something")
 
 
 def test_a_single_process_is_a_world() -> None:
