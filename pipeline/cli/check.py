@@ -124,7 +124,5 @@ def annotation(fault: Fault) -> str:
 
 
 def _escaped(text: str, characters: str) -> str:
-    """The text with these characters escaped for GitHub, ``%`` first."""
-    for character in characters:
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text
+    """The text with these characters escaped for GitHub."""
+    return text.translate({ord(character): f"%{ord(character):02X}" for character in characters})

@@ -418,21 +418,13 @@ def launched_size() -> int:
 
 @cache
 def _shared_store(rank: int, size: int, timeout: float) -> Store:
-    """The store of the processes of this attempt.
+    """The store of the processes of this attempt, under a word that they share, and none of an earlier one has.
 
-    It stays for as long as this process does: the one of rank 0 may be that in which it is.
+    A process that was started again would read the addresses of the one before it (torch's issue 135712): what an attempt
+    before has left in the store may be there still. So each process says a word of its own, to which rank 0 answers, until
+    all have acknowledged an answer. The store stays for as long as this process does: that of rank 0 may be in it.
     """
     store, *_ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    # A process that was started again would read the addresses of the one before it (torch's issue 135712).
-    return PrefixStore(f"pipeline/{_agree_on_token(store, rank, size, timeout)}", store)
-
-
-def _agree_on_token(store: Store, rank: int, size: int, timeout: float) -> str:
-    """A word that the processes of this attempt share, and none of an earlier one has.
-
-    What an attempt before has left in the store may be there still. So each process says a word of its own, to which rank 0
-    answers, until all have acknowledged an answer.
-    """
     token, end = secrets.token_hex(8), time.monotonic() + timeout
     awaited = {0: f"token/{token}"} if rank else {other: f"ready/{token}/{other}" for other in range(1, size)}
     store.set(f"hello/{rank}", token)
@@ -447,4 +439,4 @@ def _agree_on_token(store: Store, rank: int, size: int, timeout: float) -> str:
     if rank:
         token = store.get(awaited[0]).decode()
         store.set(f"ready/{token}/{rank}", "")
-    return token
+    return PrefixStore(f"pipeline/{token}", store)
