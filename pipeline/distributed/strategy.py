@@ -240,7 +240,7 @@ class GradientAverage:
 
 def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:
     """Give the values of rank 0 to all: of weights at the start, of buffers such as running means later on."""
-    with world.collective("the exchange of weights"):
+    with world.collective():
         for tensor in tensors:
             distributed.broadcast(tensor.detach(), 0)
 
