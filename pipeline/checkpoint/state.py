@@ -470,9 +470,8 @@ class TrainingState(StateModel):
         """
         tree, lists = self.to_tree(), [{place: [*parts] for place, parts in each.items()} for each in own]
         if not same and rank > len(own):
-            logger.info(
-                f"{where}: was saved by {len(own) + 1} processes; the random generators of rank {rank} begin anew"
-            )
+            what = f"was saved by {len(own) + 1} processes"
+            logger.info(f"{where}: {what}; the random generators of rank {rank} begin anew")
         with fitting(where, "a rank's own", "use another checkpoint"):
             for place, rule in _OWN.items():
                 change = partial(_combined, None if same else rule, rank, [each[place] for each in lists])

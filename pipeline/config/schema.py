@@ -70,22 +70,21 @@ def _steps(value: Any) -> Any:
     raise ValueError(f"is {value!r}; write a number of iterations, or of updates as in '100 update'")
 
 
-def _duration(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(_DURATION, value):
-        return value
-    raise ValueError(f"is {value!r}; write a time such as '90 second', '30 minute' or '2 hour'")
-
-
 def _class_path(value: Any) -> Any:
     if callable(value) or (isinstance(value, str) and value):
         return value
     raise ValueError(f"is {value!r}; write a class path such as '{{workspace}}/file.py:Name' or 'package.module:Name'")
 
 
-def _device(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch("auto|cpu|gpu|cuda(:[0-9]+)?", value):
-        return value
-    raise ValueError(f"is {value!r}; write auto, cpu, gpu, cuda or cuda:N")
+def _like(pattern: str, remedy: str) -> BeforeValidator:
+    """A string of this pattern."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and re.fullmatch(pattern, value):
+            return value
+        raise ValueError(f"is {value!r}; write {remedy}")
+
+    return BeforeValidator(check)
 
 
 def _folder_name(value: Any) -> Any:
@@ -172,7 +171,9 @@ ValidIntervals = Annotated[
     _OrStart | list[_OrStart] | None, BeforeValidator(lambda value: _intervals(value, starts=True)), _OF_INTERVALS
 ]
 
-Duration = Annotated[str, Field(pattern=f"^{_DURATION}$"), BeforeValidator(_duration)]
+_A_TIME = _like(_DURATION, "a time such as '90 second', '30 minute' or '2 hour'")
+
+Duration = Annotated[str, Field(pattern=f"^{_DURATION}$"), _A_TIME]
 
 Steps = Annotated[Count, BeforeValidator(_steps), WithJsonSchema(_STEPS)]
 
@@ -181,7 +182,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
 
 Device = Annotated[
     Literal["auto", "cpu", "gpu", "cuda"] | Annotated[str, Field(pattern="^cuda:[0-9]+$")],
-    BeforeValidator(_device),
+    _like("auto|cpu|gpu|cuda(:[0-9]+)?", "auto, cpu, gpu, cuda or cuda:N"),
     Field(title="auto, cpu, gpu, cuda or cuda:N"),
 ]
 
@@ -309,9 +310,7 @@ class DatasetSchema(_Section):
     class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
-    global_batch_size: Count | None = Field(
-        None, description="samples per batch of all processes, in place of batch_size"
-    )
+    global_batch_size: Count | None = Field(None, description="samples per batch of all processes; replaces batch_size")
     shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
