@@ -43,7 +43,6 @@ class Strategy:
         self.has_more: bool | None = None
         self.in_ddp: Tensor | None = None
         self._numbers = nn.Parameter(torch.zeros(3))
-        self._more: Tensor | None = None
         self._outputs: tuple[Any, Any] = None, None
         self._wrapped: list[nn.Parameter] = []
         self._ddp: Any = None
@@ -54,7 +53,7 @@ class Strategy:
 
     def begin_pass(self) -> None:
         """Look at what is trained, before the batches of a pass."""
-        self.has_more = None
+        self.has_more = self._numbers.grad = None
         if self._ddp and {*self._wrapped} != {*_trained(self.brain.modules)}:
             self._ddp = None
 
@@ -87,8 +86,8 @@ class Strategy:
                 modules[name] = cast("Any", nn.SyncBatchNorm).convert_sync_batchnorm(module)
         computation: Any = nn.Module()
         computation.trained, computation.numbers, computation.forward = modules, self._numbers, self._forward
-        self._find_unused = self.brain._run_options.find_unused_parameters
-        self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=self._find_unused)
+        some_unused = self.brain._run_options.find_unused_parameters
+        self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=some_unused)
         self._attributes, self._wrapped = vars(self._ddp), _trained(modules)
         # The same under the names of two versions of torch, whose arguments warn of each other.
         self._attributes.update(broadcast_buffers=False, forward_sync_buffers=False)
@@ -109,7 +108,7 @@ class Strategy:
         if self.stand_in:
             loss = self._numbers.sum() * 0
             # Where some may be unused, those of all are.
-            for parameter in () if self._find_unused else self._wrapped:
+            for parameter in () if self._ddp.find_unused_parameters else self._wrapped:
                 loss = loss + (parameter * 0).sum().to(loss)
             self._outputs = None, {name: loss}
         else:
@@ -137,8 +136,7 @@ class Strategy:
     def close(self, window: Any) -> None:
         """Make gradients, samples and flags of a window those of all ranks; what follows divides them by the samples."""
         if self._reduced and self._numbers.grad is not None:
-            numbers, self._numbers.grad = self._numbers.grad, None
-            self._more = numbers[2]
+            numbers = self._numbers.grad
         else:
             self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
             own = [float(window.samples), float(window.discards), 0.0]
@@ -158,13 +156,12 @@ class Strategy:
 
     def any_has_more(self) -> bool:
         """Whether some rank has another batch, after one that each has trained on."""
-        # That of a window which is open yet, or has just been closed.
+        # Those that came with the backward of a batch.
         numbers, self._numbers.grad = self._numbers.grad, None
-        more, self._more = self._more if numbers is None else numbers[2], None
-        if more is None:
-            more = torch.tensor(float(bool(self.has_more)), device=self.brain.device)
-            distributed.all_reduce(more)
-        return more.item() > 0
+        if numbers is None:
+            numbers = torch.tensor([0.0, 0.0, float(bool(self.has_more))], device=self.brain.device)
+            distributed.all_reduce(numbers)
+        return numbers[2].item() > 0
 
     def _log(self, way: str) -> None:
         if not self._logged:

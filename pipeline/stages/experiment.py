@@ -30,7 +30,7 @@ from pipeline.data.loader import SeededLoader, length, position_of, remaining_ba
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
-from pipeline.distributed.strategy import GradientAverage, broadcast_tensors, require_equal_weights
+from pipeline.distributed.strategy import GradientAverage, require_equal_weights
 from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.log import StandardLogger
@@ -42,7 +42,7 @@ from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
-from pipeline.training.phase import draw_own_numbers, limited
+from pipeline.training.phase import begin_on_ranks, limited
 from pipeline.training.triggers import Schedule
 from pipeline.user_code import plugins
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -326,9 +326,7 @@ class ExperimentBase(RunnerBase):
         trained = (*self._optimizer().values(), *self._parts().values())
         schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
-        for module in modules:
-            broadcast_tensors([*module.parameters(), *module.buffers()], self._world)
-        draw_own_numbers(None if self.alone else self.context["runner"].seed)
+        begin_on_ranks(modules, None if self.alone else self.context["runner"].seed)
         self._average = GradientAverage(self._world, modules, schedulers)
         self._agreement = Agreement(self._world, self.context)
 

@@ -513,9 +513,8 @@ class Brain:
         Raises:
             DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
         """
-        if self._strategy is not None and self._strategy.stand_in:
-            return 0
-        return self._sample_counter(batch) or raise_no_samples(batch)
+        stands_in = self._strategy is not None and self._strategy.stand_in
+        return 0 if stands_in else self._sample_counter(batch) or raise_no_samples(batch)
 
     def _checked_samples(self, batch: Any) -> int:
         """The result of a subclass's ``count_samples``, checked to be a number of samples."""

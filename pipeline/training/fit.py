@@ -99,7 +99,7 @@ class Fit(PassLoop):
         self.running: EntryState | None = None
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
-        begin_on_ranks(brain, None)
+        begin_on_ranks([brain.modules], None)
         self.restore()
         own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
         self.schedule = Schedule(self.counters, saving=own)
@@ -134,26 +134,23 @@ class Fit(PassLoop):
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
-        with self.agreement.ruling() if self.agreement else nullcontext():
-            self._run(epoch_counter)
-
-    def _run(self, epoch_counter: Iterable[int]) -> None:
         done, epochs_before = Counter(self.epochs), len(self.epochs)
-        for epoch in map(int, () if self._over() else epoch_counter):
-            if done[epoch]:
-                done[epoch] -= 1
-                continue
-            self.epoch(epoch)
-            self.epochs.append(epoch)
-            self.counters["epoch"] += 1
-            self.save()
-            if self._over():
-                break
-        if len(self.epochs) == epochs_before:
-            updates = self.counters["update"]
-            logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
-        if self.checkpoints:
-            self.checkpoints.finish()
+        with self.agreement.ruling() if self.agreement else nullcontext():
+            for epoch in map(int, () if self._over() else epoch_counter):
+                if done[epoch]:
+                    done[epoch] -= 1
+                    continue
+                self.epoch(epoch)
+                self.epochs.append(epoch)
+                self.counters["epoch"] += 1
+                self.save()
+                if self._over():
+                    break
+            if len(self.epochs) == epochs_before:
+                updates = self.counters["update"]
+                logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
+            if self.checkpoints:
+                self.checkpoints.finish()
 
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""

@@ -275,8 +275,7 @@ class OptimScheduler(ABC):
         self.real_step = self.batches = self.epoch = 0
         # A number of samples; a tensor while a window closes that several GPUs share.
         self.samples: Any = 0
-        world = current_world()
-        self.strategy = Strategy(world) if world.size > 1 else None
+        self.strategy = Strategy(current_world()) if current_world().size > 1 else None
         self.batch_samples = 1
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from loguru import logger
+from torch import nn
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import ConfigView, Context, Phase, RunnerSettings
@@ -159,29 +160,23 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
             type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
             with error_context(f"phase.{name}"):
                 brain.on_fit_start()
-            begin_on_ranks(brain, runner.seed, sync_batchnorm=runner.sync_batchnorm)
+            begin_on_ranks([brain.modules], runner.seed)
+            if brain._strategy:
+                brain._strategy.sync_batchnorm = runner.sync_batchnorm
 
 
-def begin_on_ranks(brain: Brain, seed: int | None, *, sync_batchnorm: bool = False) -> None:
+def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:
     """Where several ranks train: all take the first weights of rank 0, and others than that draw numbers of their own.
 
     Args:
-        brain: what is trained; a restore comes after it.
+        modules: what is trained; a restore comes after it.
         seed: what rank 0 was seeded with; None: nothing.
-        sync_batchnorm: whether BatchNorm goes over the slices of all ranks.
     """
     world = current_world()
     if world.size > 1:
-        broadcast_tensors([*brain.modules.parameters(), *brain.modules.buffers()], world)
-        if brain._strategy:
-            brain._strategy.sync_batchnorm = sync_batchnorm
-    draw_own_numbers(seed)
-
-
-def draw_own_numbers(seed: int | None) -> None:
-    """Have each rank but the first draw numbers of its own; ``seed``: what rank 0 was seeded with, None: nothing."""
-    if rank := current_world().rank:
-        own = mix(torch.initial_seed() if seed is None else seed, rank)
+        broadcast_tensors([own for module in modules for own in (*module.parameters(), *module.buffers())], world)
+    if world.rank:
+        own = mix(torch.initial_seed() if seed is None else seed, world.rank)
         torch.manual_seed(own)
         seed_generators(own)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from pipeline import Brain, Stage
 from pipeline.data.batch import EmptySlice
 from pipeline.distributed.strategy import broadcast_tensors
-from pipeline.distributed.world import current_world
-from pipeline.errors import DivergedError, PipelineError
+from pipeline.distributed.world import PeerError, current_world
+from pipeline.errors import DivergedError, ExitCode, PipelineError
 from pipeline.training.phase import begin_on_ranks
 from tests.distributed.ranks import Ranks
 
@@ -181,7 +181,7 @@ KINDS = {kind.__name__: kind for kind in (Classifier, SomeUnused, Stepping, Step
 def fitted(kind: str, data: Any, **options: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights after a fit, on each rank; and its numbers."""
     brain = KINDS[kind](**options)
-    begin_on_ranks(brain, 0)
+    begin_on_ranks([brain.modules], 0)
     brain.fit(range(2), data, progressbar=False)
     numbers = {**brain.means, **brain._train_state, "hooked": brain.hooked, "bad": brain._pass_loss.nonfinite}
     assert brain._strategy
@@ -309,7 +309,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_discarded_by_all(two_ranks: Ra
 def diverging(kind: str) -> str:
     """What is raised on this rank, where every batch has a sample that is not finite."""
     brain = KINDS[kind](nonfinite_patience=1)
-    begin_on_ranks(brain, 0)
+    begin_on_ranks([brain.modules], 0)
     data = Slices([4] * 6)
     generator = iter(data)
     bad = [(inputs * (math.nan if current_world().rank else 1), target) for inputs, target in generator]
@@ -358,7 +358,7 @@ def test_an_optimizer_that_steps_by_itself_is_found_after_the_first_update() -> 
 
 def fitted_sparse() -> dict[str, Tensor]:
     brain = Sparse()
-    begin_on_ranks(brain, 0)
+    begin_on_ranks([brain.modules], 0)
     brain.fit(range(2), Slices([6, 5, 1]), progressbar=False)
     return brain.modules.state_dict()
 
@@ -374,7 +374,7 @@ def drawn() -> tuple[float, float]:
     """What each generator draws next."""
     torch.manual_seed(5)
     random.seed(5)
-    begin_on_ranks(Classifier(), 5)
+    begin_on_ranks([Classifier().modules], 5)
     return torch.rand(()).item(), random.random()
 
 
@@ -396,3 +396,23 @@ def buffers_of() -> Tensor:
 
 def test_buffers_of_rank_0_go_to_all(two_ranks: Ranks) -> None:
     assert all(torch.equal(mean, torch.zeros(2)) for mean in two_ranks(buffers_of))
+
+
+def weights_of_a_rank_that_has_failed() -> str:
+    """What rank 1 hears where rank 0 has left before it gave its weights."""
+    world = current_world()
+    if world.is_main:
+        world.report_failure(ValueError(), ExitCode.DIVERGED, "the loss is nan")
+        distributed.destroy_process_group()
+        return ""
+    try:
+        broadcast_tensors([torch.zeros(4)], world)
+    except PeerError as error:
+        return str(error)
+    return "no error"
+
+
+def test_an_exchange_of_weights_that_breaks_names_the_rank_that_failed() -> None:
+    ranks = Ranks(2)
+    assert ranks(weights_of_a_rank_that_has_failed) == ["", "rank 0 failed: the loss is nan"]
+    ranks.stop()
