@@ -27,7 +27,7 @@ STOPS = """
 
         @hookimpl
         def after_batch(self, context):
-            if context["train_state"]["iteration"] == int(os.environ.get("STOP_AT", "-1")) and context["rank"] == 0:
+            if str(context["train_state"]["iteration"]) == os.environ.get("STOP_AT") and context["rank"] == 0:
                 signal.raise_signal(signal.SIGTERM)
 
         @hookimpl
