@@ -100,9 +100,9 @@ def killed_run(
 
 def experiment(scratch: Path, kills: int = 100, seed: int = 0) -> tuple[Counter[str], list[str]]:
     """So many kills, one to three a run; what was counted, and the faults."""
-    changes = {"{workspace}/moments.py": "{workspace}/disk.py", "epochs: 3": "epochs: 6"}
-    # Of all ranks, so that there are as many iterations on any number of them.
-    changes |= {" batch_size: 3": " global_batch_size: 6", " batch_size: 6": " global_batch_size: 6"}
+    changes = {"{workspace}/moments.py": "{workspace}/disk.py", "epochs: 3": "epochs: 9"}
+    # Of all ranks, so that there are as many iterations on any number of them; and BatchNorm needs two samples on each.
+    changes |= {" batch_size: 3": " global_batch_size: 9", " batch_size: 6": " global_batch_size: 6"}
     text = FILES["config.yaml"]
     for old, new in changes.items():
         text = text.replace(old, new)
