@@ -23,9 +23,8 @@ class Terminal(TerminalBase):
         if context["is_infer"]:
             checkpoints = context["checkpoints"]
             results["checkpoints"] = {path.name: finite(numbers) for path, numbers in checkpoints.items() if numbers}
-        if not context["world"].is_main:
-            return
-        write_json(folder / "results.json", results)
+        if context["world"].is_main:
+            write_json(folder / "results.json", results)
         how = "stopped" if context["is_exit"] else "done"
         logger.info(f"{context['runner_name']} {how}; results in {folder}")
 

@@ -118,7 +118,7 @@ def test_one_of_several_processes_is_refused_before_it_makes_a_run_directory(
     with pytest.raises(ConfigError, match=f"^{message}$"):
         GeneralTrainer(linear).run()
     done = pipeline("run", linear)
-    assert (done.exit_code, done.stderr, runs()) == (2, f"{message}\n1 fault; nothing was run\n", [])
+    assert (done.exit_code, done.stderr, runs()) == (2, f"{message}\n", [])
 
 
 def test_one_process_of_a_launcher_is_one_process(

@@ -95,7 +95,7 @@ def test_another_name_of_a_key_is_the_key(pipeline: Call, config: Path, name: st
         ("dataset.train_data.args.size", "free", "part of args: keyword arguments of the dataset class"),
         ("runner.train_runner.seed", "integer from 0 below 4294967296, or null",
          "seed of weights and order of data; null is chance"),
-        ("runner.train_runner.class", "train, infer, single_train or single_infer",
+        ("runner.train_runner.class", "train, infer, single_train, single_infer, local_cluster_train or cluster_train",
          "train or infer; single_train and single_infer mean the same"),
         ("runner.train_runner.save_interval", "interval, list of intervals or null",
          "how often to save, at the end too; null only at the end"),

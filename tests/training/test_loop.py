@@ -649,7 +649,7 @@ class Refusing:
     def before_batch(self, context: Context) -> None:
         iteration, folder = context["train_state"]["iteration"], context["checkpointer"]._folder
         for each in threading.enumerate():
-            if each.name == "checkpoint":
+            if each.name.startswith("checkpoint"):
                 each.join()
         if iteration == self.first:
             folder.rename(folder.with_name("away"))

@@ -8,7 +8,7 @@ import pluggy
 import torch
 
 from pipeline import Context, EngineMode, Phase, TerminalBase
-from pipeline.context import CheckpointerView, ConfigView, RunnerSettings
+from pipeline.context import CheckpointerView, ConfigView, RunnerSettings, WorldView
 
 
 class Terminal(TerminalBase):
@@ -30,6 +30,7 @@ class Terminal(TerminalBase):
         assert_type(context["rank"], int)
         assert_type(context["local_rank"], int)
         assert_type(context["world_size"], int)
+        assert_type(context["world"], WorldView)
         assert_type(context["hooks"], pluggy.HookRelay)
         assert_type(context["run_dir"], Path)
         assert_type(context["checkpointer"], CheckpointerView)
