@@ -39,13 +39,14 @@ def check_dataset(dataset: Setting) -> None:
         _check_kind(dataset, definition)
     for key in _ORDER_KEYS:
         _check_sampler(dataset, key)
-    whole, own = dataset["global_batch_size"], dataset["batch_size"].value
-    if whole.value and own != 1:
-        whole.fault(f"is set, and so is batch_size: {own} of each process; keep one of the two", of_key=True)
+    # A config with a fault of the schema has no defaults: what is not written is not there.
+    whole, own = dataset["global_batch_size"], dataset["batch_size"]
+    if whole.value and own.node and own.value != 1:
+        whole.fault(f"is set, and so is batch_size: {own.value} of each process; keep one of the two", of_key=True)
     if dataset["sampler"].value and dataset["batch_sampler"].value:
         dataset["batch_sampler"].fault("contradicts sampler, which says the order too; keep one of the two")
     for key, why in (("drop_last", "no batch is short"), ("whole_batches", "samples are asked for one by one")):
-        if dataset["batch_size"].value is None and dataset[key].value and not dataset["batch_sampler"].value:
+        if own.node and own.value is None and dataset[key].value and not dataset["batch_sampler"].value:
             dataset[key].fault(f"would be ignored: batch_size is null, and {why}; remove it")
 
 

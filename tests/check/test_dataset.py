@@ -97,6 +97,14 @@ def test_the_keys_of_a_dataset_have_to_hold_together(linear: Path, overrides: li
     assert found == {f"dataset.train_data.{each}" for each in expected}
 
 
+@pytest.mark.parametrize("key", ["global_batch_size: 8", "drop_last: true"])
+def test_a_fault_elsewhere_makes_no_fault_of_a_batch_size_that_is_not_written(linear: Path, key: str) -> None:
+    text = linear.read_text(encoding="utf-8").replace("batch_size: 4", key)
+    linear.write_text(text, encoding="utf-8")
+    (fault,) = check(linear, ["runner.train_runner.no_such_key=1"])
+    assert fault.address == "runner.train_runner.no_such_key"
+
+
 def test_a_dataset_has_one_size_of_a_batch(linear: Path) -> None:
     text = linear.read_text(encoding="utf-8").replace("batch_size: 4", "batch_size: 4, global_batch_size: 8")
     linear.write_text(text, encoding="utf-8")
