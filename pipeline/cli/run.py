@@ -23,6 +23,7 @@ from pipeline.run import log
 from pipeline.run.resume import NEVER
 from pipeline.signals import StoppedError
 from pipeline.trainer import GeneralTrainer
+from pipeline.user_code.plugins import configured_plugins, plugin_faults
 
 
 @click.command("run", help=COMMANDS["run"])
@@ -66,7 +67,10 @@ def run_and_leave(
     """
     if not is_launched():
         trainer = build()
-        processes = count_processes(trainer.config, nproc, max_restarts)
+        config, processes = trainer.config, count_processes(trainer.config, nproc, max_restarts)
+        plugins, _ = configured_plugins(config.tree, config.workspace) if processes > 1 else ((), ())
+        if faults := [fault for plugin in plugins for fault in plugin_faults(plugin, several=True)]:
+            raise ConfigError(faults)
         sys.exit(launch(words, processes, max_restarts) if processes else run_trainer(trainer))
     try:
         if nproc or max_restarts:

@@ -292,6 +292,20 @@ def test_what_so_many_processes_cannot_run_is_told_before(
         launch.find_devices(config, World(2, 2, 3, 3))
 
 
+def test_a_plugin_that_does_not_say_where_it_runs_is_told_of_before_any_process_starts(
+    pipeline: Call, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = "from pipeline import hookimpl\nclass Plugin:\n    @hookimpl\n    def after_batch(self, context):\n        pass\n"
+    job.config.with_name("plug.py").write_text(plugin, "utf-8")
+    # What would be started.
+    monkeypatch.setattr("pipeline.cli.run.launch", lambda *_: 0)
+    words = ["run", "-q", job.config, "plugins=['{workspace}/plug.py']", "--nproc"]
+    assert pipeline(*words, "1").exit_code == 0
+    done = pipeline(*words, "2")
+    assert done.exit_code == 2
+    assert "Plugin (plug.py:2) has after_batch, and does not say on which of several processes it runs" in done.stderr
+
+
 def test_a_runner_that_a_launcher_starts_is_not_run_alone(job: Job) -> None:
     with pytest.raises(
         ConfigError, match=r"t\.fleet_mode: is 'collective', and this is one process; start it by `torch"
