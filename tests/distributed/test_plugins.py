@@ -215,15 +215,21 @@ def test_train_metrics_without_merge_are_refused(workspace: Workspace) -> None:
 UNSAID = """
     from pipeline import hookimpl
 
-    class Plugin:
-        @hookimpl
-        def before_batch(self):
-            pass
+    def base():
+        class Base:
+            @hookimpl
+            def before_batch(self):
+                pass
+
+        return Base
+
+    class Plugin(base()):
+        "What it has cannot be seen in the source."
 """
 
 
 @pytest.mark.slow
-def test_a_plugin_that_does_not_say_where_it_runs_is_refused(workspace: Workspace) -> None:
+def test_an_imported_plugin_that_does_not_say_where_it_runs_is_refused(workspace: Workspace) -> None:
     config = workspace({**FILES, "unsaid.py": UNSAID}) / "config.yaml"
     code, first, _ = run_on_two(config, "plugins=['{workspace}/unsaid.py']")
     assert code == 2
