@@ -128,6 +128,8 @@ def _best_effort(what: str, act: Callable[..., object], *arguments: Any, level: 
     try:
         act(*arguments)
     except PipelineError as second:
+        # What another process has come to is told as the first error.
+        level = "INFO" if isinstance(second, PeerError) else level
         logger.log(level, f"{what} failed as well: {second}")
     except BaseException as second:  # the first error is the one that counts, also before a second Ctrl-C
         logger.error(with_traceback(f"{what} failed as well: {type(second).__name__}: {second}", second))

@@ -18,6 +18,7 @@ import pytest
 from loguru import logger
 
 from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.distributed.world import Failure, PeerError
 from pipeline.errors import ClassPathError, DataError, ExitCode, PipelineError, StorageError
 from pipeline.stages.base import METHODS, TerminalBase
 
@@ -167,6 +168,18 @@ def test_an_error_in_closing_a_resource_is_logged_beside_the_first_and_the_other
         GeneralTrainer(five(done, instance=open_two(done), runner=fail)).run()
     assert done[1:] == ["close second", "close first"]
     assert "closing the resources failed as well: OSError: cannot close" in log()
+
+
+def test_that_another_process_has_failed_is_no_error_beside_the_first() -> None:
+    def fail(context: Context) -> None:
+        peer = PeerError(Failure(1, ExitCode.FAILED, "of rank 1"))
+        context["resources"].callback(raising(peer), context)
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        GeneralTrainer(five([], runner=fail)).run()
+    (line,) = [line for line in log().splitlines() if "closing the resources failed as well: rank 1 failed" in line]
+    assert " INFO " in line
 
 
 class BadPlugin:
