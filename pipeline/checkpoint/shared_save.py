@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.checkpoint import storage
 from pipeline.checkpoint.layout import FileEntry
-from pipeline.distributed.world import current_world
+from pipeline.distributed.world import ANSWER, current_world
 from pipeline.errors import StorageError
 
 # All ranks save in the same order, whichever Checkpointer it is.
@@ -55,20 +55,20 @@ class SharedSave:
             StorageError: the storage of one of them refuses.
         """
         self.world.put(f"{self.key}/folder", str(folder))
-        reports = [self.world.get(f"{self.key}/report/{rank}") for rank in range(1, self.world.size)]
+        reports = [self.world.get(f"{self.key}/report/{rank}", ANSWER) for rank in range(1, self.world.size)]
         if refusals := [report for report in reports if isinstance(report, str)]:
             raise StorageError(refusals[0])
         return {name: FileEntry(*entry) for files in reports for name, entry in files.items()}
 
     def _take_part(self, write: Callable[[Path], dict[str, FileEntry]]) -> bool:
         world, key = self.world, self.key
-        if folder := world.get(f"{key}/folder"):
+        if folder := world.get(f"{key}/folder", ANSWER):
             try:
                 report: Any = write(Path(folder))
             except OSError as error:
                 report = f"rank {world.rank}: {storage.refusal(folder, error, '')}"
             world.put(f"{key}/report/{world.rank}", report)
-        outcome: str | bool = world.get(f"{key}/outcome")
+        outcome: str | bool = world.get(f"{key}/outcome", ANSWER)
         if world.store.add(f"{key}/read", 1) == world.size - 1:
             # The last one to read it.
             for name in ("folder", "outcome", "read", *(f"report/{rank}" for rank in range(1, world.size))):

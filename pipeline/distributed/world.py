@@ -240,8 +240,12 @@ class World:
         """Put a plain value into the store."""
         self.store.set(key, json.dumps(value))
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str, grace: float = 0.0) -> Any:
         """The value that somebody puts into the store, once it is there.
+
+        Args:
+            key: of the value.
+            grace: seconds for which to wait on after another process has failed.
 
         Raises:
             PeerError: another process has failed meanwhile, or ``timeout`` is over.
@@ -251,7 +255,9 @@ class World:
         try:
             # The wait of the store itself prints warnings when its time is over.
             while not self.store.check([key]):
-                if self.first_failure() or time.monotonic() > end:
+                if self.first_failure():
+                    end = min(end, time.monotonic() + grace)
+                if time.monotonic() >= end:
                     break
                 time.sleep(pause)
                 pause = min(2 * pause, 0.005)

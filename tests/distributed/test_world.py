@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,20 @@ def test_whoever_waits_hears_of_the_first_failure() -> None:
     ranks = Ranks(3)
     assert ranks(wait_for_a_failure) == ["rank 1 failed: the loss is nan (5)", "", "rank 1 failed: the loss is nan (5)"]
     ranks.stop()
+
+
+def test_what_was_begun_before_a_failure_may_wait_a_moment_for_its_end() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    world = World(0, 0, 2, 2, store)
+    world.report_failure(ValueError(), ExitCode.FAILED, "broken")
+    timer = threading.Timer(0.2, world.in_thread().put, ["something", 3])
+    timer.start()
+    with pytest.raises(PeerError, match="broken"):
+        world.get("something")
+    assert world.get("something", grace=20) == 3
+    with pytest.raises(PeerError, match="broken"):
+        world.get("something else", grace=0.1)
+    timer.join()
 
 
 def test_whoever_waits_when_the_store_is_gone_says_that_and_not_that_its_time_is_over() -> None:
