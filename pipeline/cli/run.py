@@ -74,7 +74,7 @@ def run_and_leave(
         sys.exit(launch(words, processes, max_restarts) if processes else run_trainer(trainer))
     try:
         if nproc or max_restarts:
-            raise ConfigError("--nproc, --max-restarts: a launcher has started this process; leave them out, or that")
+            raise ConfigError("--nproc, --max-restarts: a launcher has started this process; use its own")
         with joined() as world:
             code = run_trainer(world.attempt(build))
     except PipelineError as error:

@@ -164,7 +164,8 @@ class Strategy:
         return numbers[2].item() > 0
 
     def _log(self, way: str) -> None:
-        if not self._logged:
+        # In a script each rank has the terminal.
+        if not self._logged and self.world.is_main:
             logger.info(f"the gradients of {self.world.size} ranks are averaged by {way}")
         self._logged = True
 
