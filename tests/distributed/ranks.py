@@ -1,6 +1,6 @@
 """Real processes that are ranks of one world: started once, they run functions of test files. See ``Ranks``.
 
-As a program it is one of them: it reads pickled calls from stdin, and answers on a file descriptor.
+As a program it is one of them: it reads pickled calls from stdin until there is none, and answers on a file descriptor.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -41,7 +42,7 @@ class Ranks:
             launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.size}
             launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {name: str(own) for name, own in launched.items()}
-            command = [sys.executable, __file__, str(writing)]
+            command = [sys.executable, "-X", "faulthandler", __file__, str(writing)]
             streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "pass_fds": [writing]}
             self._processes.append(subprocess.Popen(command, env=environment, cwd=REPOSITORY, **streams))
             os.close(writing)
@@ -63,12 +64,24 @@ class Ranks:
         return [result for _, result in answers]
 
     def stop(self) -> None:
-        """End the processes."""
+        """End the processes.
+
+        Raises:
+            subprocess.TimeoutExpired: one does not end; where it stands is on stderr.
+        """
         for process in self._processes:
             assert process.stdin
+            # Closing it is not enough: what a test has forked meanwhile, such as data workers, holds it open.
+            process.stdin.write(pickle.dumps(None))
             process.stdin.close()
-        for process, answers in zip(self._processes, self._answers, strict=True):
-            process.wait(20)
+        try:
+            for process in self._processes:
+                process.wait(60)
+        except subprocess.TimeoutExpired:
+            for process in self._processes:
+                process.send_signal(signal.SIGABRT)
+            raise
+        for answers in self._answers:
             answers.close()
         self._processes, self._answers = [], []
 
@@ -82,10 +95,10 @@ def main() -> None:
     modules: dict[str, Any] = {}
     with joined(60), os.fdopen(int(sys.argv[1]), "wb") as answers:
         while True:
-            try:
-                file, name, arguments, keywords = pickle.load(sys.stdin.buffer)
-            except EOFError:
+            call = pickle.load(sys.stdin.buffer)
+            if call is None:
                 return
+            file, name, arguments, keywords = call
             try:
                 if file not in modules:
                     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
