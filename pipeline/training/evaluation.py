@@ -24,7 +24,7 @@ from pipeline.errors import DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meter, Meters, count_together
-from pipeline.training.metrics.base import Mean, Metric, build_metrics
+from pipeline.training.metrics.base import Mean, Metric, build_metrics, needs_target
 from pipeline.training.metrics.ranks import Judges, computed, in_step
 from pipeline.training.optim_scheduler import Losses
 from pipeline.user_code.plugin_calls import each_answer
@@ -90,6 +90,7 @@ def evaluate(
     if brain._strategy and world.size > 1:
         broadcast_tensors(brain.modules.buffers(), world)
     judges = Judges(metrics, observe, world, brain.device)
+    needed = any(map(needs_target, metrics.values()))
     with evaluating(brain):
         brain.on_stage_start(stage, epoch)
         for batch in in_step(batches, world) if judges.gathers else batches:
@@ -104,7 +105,7 @@ def evaluate(
             if losses:
                 loss.add_mean(brain._reported_loss(losses), samples)
             if metrics or observe:
-                target = _target(brain, batch, needed=bool(metrics))
+                target = target_of(brain, batch, needed=needed)
                 judges.judge(make_readable(predictions, batch), target, batch)
         # Samples of the last batch of each rank, 0 if it had none.
         ranks = world.all_gather((samples, bool(loss.sums)))
@@ -134,7 +135,7 @@ def _outputs(brain: Brain, batch: Any, stage: Stage, *, optional: bool) -> tuple
         return predictions, {}
 
 
-def _target(brain: Brain, batch: Any, *, needed: bool) -> Any:
+def target_of(brain: Brain, batch: Any, *, needed: bool) -> Any:
     """What a Brain names as the target of a batch; None for one without, if it is not ``needed``."""
     try:
         return type(brain).target(brain, batch)
@@ -347,7 +348,8 @@ class Validation:
         self.metrics = {}
         for phase in phases:
             with error_context(f"phase.{phase.name}"):
-                self.metrics[phase.name] = build_metrics(phase.metrics, context["config"].workspace)
+                where = f"phase.{phase.name}.metrics"
+                self.metrics[phase.name] = build_metrics(phase.metrics, context["config"].workspace, where)
         keep = runner.keep_best
         self.best = BestTracker(keep.metric, keep.mode, keep.count) if keep else None
         self.validated: dict[str, int] = {}

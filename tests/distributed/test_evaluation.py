@@ -17,7 +17,8 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.training.brain import ModuleBrain, Stage
 from pipeline.training.evaluation import evaluate
-from pipeline.training.metrics import AUC, RMSE, Mean
+from pipeline.training.metrics import AUC, GAUC, RMSE, Mean
+from pipeline.training.metrics.base import FromBatch
 from pipeline.training.metrics.ranks import Judges, join
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
@@ -120,6 +121,35 @@ def test_all_ranks_have_the_numbers_of_one_process(request: pytest.FixtureReques
     assert not any(others for *_, others in answers[1:])
     for mine, theirs in zip(answers[0][2], written, strict=True):
         torch.testing.assert_close(mine[:2], theirs[:2])
+
+
+class ByRow(Middle):
+    """Gets the numbers of the samples, by the field of the batch."""
+
+    def update(self, predictions: Tensor, target: Tensor, rows: Any = None) -> None:
+        self.seen.append(rows * predictions.flatten())
+
+
+def numbers_by_fields() -> dict[str, float]:
+    """Numbers of three slices of mappings, of which two are empty at last."""
+    brain, world, batches = Regression(), current_world(), list[Any]()
+    brain.compute_forward = lambda batch, stage: brain.modules.model(batch["inputs"])  # type: ignore[method-assign]
+    brain.compute_objectives = lambda scores, batch, stage: (scores - batch["target"]).square().mean()  # type: ignore[method-assign]
+    for (inputs, target), rows in zip(data(), torch.arange(16).split(5), strict=True):
+        batch = {"inputs": inputs, "target": target, "row": rows, "group": rows % 3}
+        own = {name: value.tensor_split(world.size)[world.rank] for name, value in batch.items()}
+        batches.append(own if len(own["row"]) else EmptySlice(batch))
+    metrics: dict[str, Any] = {
+        "gauc": FromBatch(GAUC(), {"users": "group"}, "gauc"),
+        "by_row": FromBatch(ByRow(), {"rows": "row"}, "by_row"),
+    }
+    return evaluate(brain, batches, Stage.VALID, metrics)
+
+
+def test_fields_of_a_batch_reach_metrics_that_are_merged_and_those_of_whole_batches(three_ranks: Ranks) -> None:
+    alone = numbers_by_fields()
+    for numbers in three_ranks(numbers_by_fields):
+        assert numbers == pytest.approx(alone, rel=1e-6)
 
 
 def observed_batch() -> list[Any]:

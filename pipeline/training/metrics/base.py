@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeline.data.batch import shape_of
+from pipeline.data.batch import SparseSlot, shape_of
 from pipeline.distributed.world import current_world
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.user_code import class_path
 
 
@@ -88,18 +89,73 @@ class Metric(Protocol):
         """Start again."""
 
 
-# Name -> ``{class, args}``.
+class FromBatch:
+    """A metric whose ``update`` also gets fields of the batch, as ``batch:`` of its config says.
+
+    Args:
+        metric: which has all other methods.
+        fields: keyword argument of its ``update`` -> field of the batch, a mapping.
+        where: what messages begin with.
+    """
+
+    def __init__(self, metric: Any, fields: Mapping[str, str], where: str) -> None:
+        self.metric, self.fields, self.where = metric, fields, where
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "metric":
+            # A copy in the making has none yet.
+            raise AttributeError(name)
+        return getattr(self.metric, name)
+
+    def update(self, predictions: Any, target: Any, batch: Any) -> None:
+        """Take in one batch."""
+        if not isinstance(batch, Mapping):
+            raise DataError(f"{self.where}.batch: the batch is {shape_of(batch)}; only a mapping has fields with names")
+        for argument, field in self.fields.items():
+            if field not in batch:
+                what = f"{self.where}.batch.{argument}: the batch has no '{field}'"
+                raise DataError(f"{what}{one_of(field, [str(key) for key in batch])}")
+        try:
+            values = {name: batch[field] for name, field in self.fields.items()}
+            fields = {name: value.ids if isinstance(value, SparseSlot) else value for name, value in values.items()}
+            self.metric.update(predictions, target, **fields)
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from error
+
+
+def judge(metric: Any, predictions: Any, target: Any, batch: Any) -> None:
+    """Have a metric take in one batch, with the fields that it asks for."""
+    if isinstance(metric, FromBatch):
+        metric.update(predictions, target, batch)
+    else:
+        metric.update(predictions, target)
+
+
+def needs_target(metric: Any) -> bool:
+    """Whether ``update`` of a metric has no default for the target."""
+    own = metric.metric if isinstance(metric, FromBatch) else metric
+    _, *others = inspect.signature(own.update).parameters.values() or (None,)
+    return not others or others[0].default is inspect.Parameter.empty
+
+
+def class_name(metric: Any) -> str:
+    """The name of the class of a metric."""
+    return type(metric.metric if isinstance(metric, FromBatch) else metric).__name__
+
+
+# Name -> ``{class, args, batch}``.
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
-def build_metrics(settings: Settings, workspace: Path | None) -> dict[str, Metric]:
-    """The metrics of a phase: name -> ``{class, args}`` to name -> metric. A bare class name is one of ours."""
+def build_metrics(settings: Settings, workspace: Path | None, where: str = "metrics") -> dict[str, Any]:
+    """The metrics of a phase: name -> ``{class, args, batch}`` to name -> metric. A bare class name is one of ours."""
     metrics = {}
     for name, metric in settings.items():
         path = metric["class"]
         if isinstance(path, str):
             path = class_path.parse(path, name="Metric", workspace=workspace, module=class_path.METRICS)
-        metrics[name] = class_path.load_class(path, object)(**metric.get("args", {}))
+        made = class_path.load_class(path, object)(**metric.get("args", {}))
+        metrics[name] = FromBatch(made, fields, f"{where}.{name}") if (fields := metric.get("batch")) else made
     return metrics
 
 
@@ -109,13 +165,13 @@ def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) 
     Raises:
         ConfigError: one has none, without which no run could go on within an epoch, or those of ranks cannot be merged.
     """
-    metrics: dict[str, Any] = {**build_metrics(settings, workspace)}
+    metrics = build_metrics(settings, workspace, f"phase.{phase}.train_metrics")
     for name, metric in metrics.items():
         if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
-            what = f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
+            what = f"phase.{phase}.train_metrics.{name}: {class_name(metric)} lacks state_dict or load_state_dict"
             raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
         if current_world().size > 1 and not hasattr(metric, "merge"):
-            what = f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks merge(states)"
+            what = f"phase.{phase}.train_metrics.{name}: {class_name(metric)} lacks merge(states)"
             raise ConfigError(f"{what}, without which several processes have no number together; add it")
         # torchmetrics keeps nothing in a state_dict unless it is asked to.
         if hasattr(metric, "persistent"):
@@ -129,6 +185,8 @@ def wide(device: torch.device) -> torch.dtype:
 
 
 LABELS = "labels are neither 0 nor 1; make them so, e.g. (rating > 3).float()"
+
+_WEIGHTS = "weights are negative or not finite; a weight says as how many samples one counts"
 
 CLASSES = "numbers in the target are of no score; count from 0, and leave out what is to be ignored"
 
@@ -153,6 +211,19 @@ class SumMetric:
             before = self.sums.get(name)
             self.sums[name] = part if before is None else before.to(part.device) + part
 
+    def weights_of(self, weights: Any, values: Tensor) -> Tensor:
+        """How much each of the values counts, flat and in the type in which a device sums up.
+
+        Raises:
+            DataError: there is not one weight per value.
+        """
+        flat = tensor(self, weights).flatten().to(wide(values.device))
+        if flat.numel() != values.numel():
+            what = f"{type(self).__name__} weighs {values.numel()} numbers, and got {flat.numel()} weights"
+            raise DataError(f"{what}; give one weight per sample")
+        self.add(unweighable=(~((flat >= 0) & flat.isfinite())).sum())
+        return flat
+
     def read(self) -> dict[str, Tensor]:
         """The sums, brought to the CPU.
 
@@ -160,7 +231,7 @@ class SumMetric:
             DataError: there were mistakes among the values.
         """
         sums = {name: total.cpu() for name, total in self.sums.items()}
-        for name, message in self.mistakes.items():
+        for name, message in {**self.mistakes, "unweighable": _WEIGHTS}.items():
             if name in sums and (count := int(sums[name])):
                 raise DataError(f"{type(self).__name__}: {count} {message}")
         return sums
@@ -187,10 +258,14 @@ class SumMetric:
 class MeanMetric(SumMetric):
     """The mean of a number per sample."""
 
-    def add_values(self, values: Tensor) -> None:
-        """Add one number per sample, [samples]."""
-        samples = torch.full((), values.numel(), device=values.device)
-        self.add(total=values.sum(dtype=wide(values.device)), samples=samples)
+    def add_values(self, values: Tensor, weights: Any = None) -> None:
+        """Add one number per sample, [samples], and how much each counts, alike if there are no weights."""
+        if weights is None:
+            samples = torch.full((), values.numel(), device=values.device)
+            self.add(total=values.sum(dtype=wide(values.device)), samples=samples)
+        else:
+            weights = self.weights_of(weights, values)
+            self.add(total=(values * weights).sum(), samples=weights.sum())
 
     def compute(self) -> float:
         """The mean over samples; nan if there were none."""
@@ -209,11 +284,11 @@ def no_labels(labels: Tensor) -> Tensor:
 
 
 class Mean(MeanMetric):
-    """The mean of the predictions, such as the click rate that a model expects; each number counts alike."""
+    """The mean of the predictions, such as the click rate that a model expects."""
 
-    def update(self, predictions: Tensor, target: Any = None) -> None:
-        """Predictions [batch] of any unit, in whatever shape. There is no target."""
-        self.add_values(tensor(self, predictions))
+    def update(self, predictions: Tensor, target: Any = None, weights: Tensor | None = None) -> None:
+        """Predictions [batch] of any unit, in whatever shape; there is no target. Without weights all count alike."""
+        self.add_values(tensor(self, predictions).flatten(), weights)
 
     def add_mean(self, value: Tensor, samples: int) -> None:
         """Take in a scalar, detached, that is a mean over so many samples."""
@@ -254,14 +329,14 @@ class LogLoss(MeanMetric):
         super().__init__()
         self.from_logits = from_logits
 
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Predictions and labels in [0, 1], both [batch] or of one shape; each number counts alike."""
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Predictions and labels in [0, 1], and weights, of one shape, such as [batch]; without weights all count alike."""
         p, y = numbers(self, predictions, target, "labels")
         if self.from_logits:
-            self.add_values(torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none"))
+            self.add_values(torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none"), weights)
         else:
             # torch's own looks at the probabilities first, and so waits for the device.
-            self.add_values(-y * p.log().clamp(min=LEAST_LOG) - (1 - y) * (-p).log1p().clamp(min=LEAST_LOG))
+            self.add_values(-y * p.log().clamp(min=LEAST_LOG) - (1 - y) * (-p).log1p().clamp(min=LEAST_LOG), weights)
             self.add(improbable=outside(p, 0, 1))
         self.add(unlabelled=outside(y, 0, 1))
 
@@ -269,19 +344,19 @@ class LogLoss(MeanMetric):
 class MAE(MeanMetric):
     """Mean absolute error, in the unit of the target: the mean of |prediction - target|."""
 
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Predictions and targets, both [batch] or of one shape; each number counts alike."""
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Predictions, targets and weights of one shape, such as [batch]; without weights all count alike."""
         predictions, target = numbers(self, predictions, target, "targets")
-        self.add_values((predictions - target).abs())
+        self.add_values((predictions - target).abs(), weights)
 
 
 class RMSE(MeanMetric):
     """Root mean square error, in the unit of the target: the root of the mean of (prediction - target)² over the whole pass."""
 
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Predictions and targets, both [batch] or of one shape; each number counts alike."""
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Predictions, targets and weights of one shape, such as [batch]; without weights all count alike."""
         predictions, target = numbers(self, predictions, target, "targets")
-        self.add_values((predictions - target).square())
+        self.add_values((predictions - target).square(), weights)
 
     def compute(self) -> float:
         """The root; nan if there was nothing."""

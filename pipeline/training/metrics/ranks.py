@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.data.batch import EmptySlice, count_samples, lengths, shape_of, to_device
+from pipeline.data.batch import EmptySlice, SparseSlot, count_samples, lengths, shape_of, to_device
 from pipeline.distributed.world import World
 from pipeline.errors import DataError
-from pipeline.training.metrics.base import Metric
+from pipeline.training.metrics.base import FromBatch, Metric, class_name, judge
 
 # What torch and python raise where values do not fit each other.
 _MISFITS = (RuntimeError, TypeError, ValueError, KeyError)
@@ -46,15 +46,16 @@ class Judges:
         self.sliced = {name: own for name, own in metrics.items() if world.size == 1 or hasattr(own, "merge")}
         self.whole = {name: own for name, own in metrics.items() if name not in self.sliced}
         self.gathers = world.size > 1 and bool(self.whole or observe)
+        self._keeps_batch = bool(observe) or any(isinstance(own, FromBatch) for own in self.whole.values())
         for metric in metrics.values():
             metric.reset()
 
     def judge(self, *part: Any) -> None:
         """Have them judge (predictions, target, batch); nothing, where this rank has no sample of a batch."""
         for metric in self.sliced.values() if part else ():
-            metric.update(part[0], part[1])
+            judge(metric, *part)
         if self.gathers:
-            self._gather((*part[:2], part[2] if self.observe else None, count_samples(part[2])) if part else None)
+            self._gather((*part[:2], part[2] if self._keeps_batch else None, count_samples(part[2])) if part else None)
         elif self.observe and part:
             self.observe(*part)
 
@@ -67,19 +68,19 @@ class Judges:
         try:
             whole = to_device((join(predictions, counts), join(targets, counts)), self.device)
         except _MISFITS as error:
-            own = [f"metric '{name}' ({type(metric).__name__})" for name, metric in self.whole.items()]
+            own = [f"metric '{name}' ({class_name(metric)})" for name, metric in self.whole.items()]
             who = f"{own[-1]} has no merge(states), and what it judges" if own else "predictions: what is written"
             what = f"{who} cannot be joined to whole batches: slices are {shape_of(predictions[0], 1)} ({error})"
             remedy = ", or add merge to the metric" if own else ""
             raise DataError(f"{what}; return a row per sample along the first dimension{remedy}") from error
-        # Who observes may look up ids in a batch; what cannot be joined is left out.
+        # Ids of samples may be looked up in a batch; what cannot be joined is left out.
         batch = {}
         for name in batches[0] if isinstance(batches[0], Mapping) else ():
             with suppress(*_MISFITS):
                 batch[name] = join(tuple(part[name] for part in batches), counts)
         with self.world.alone():
             for metric in self.whole.values():
-                metric.update(whole[0], whole[1])
+                judge(metric, whole[0], whole[1], to_device(batch, self.device))
             if self.observe:
                 self.observe(whole[0], whole[1], batch)
 
@@ -110,6 +111,10 @@ def join(parts: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
         return torch.cat(parts)
     if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
         return {name: join(tuple(part[name] for part in parts), counts) for name in first}
+    if isinstance(first, SparseSlot):
+        before = accumulate((len(part.values) for part in parts[:-1]), initial=0)
+        offsets = [part.offsets + count for part, count in zip(parts, before, strict=True)]
+        return SparseSlot(torch.cat([part.values for part in parts]), torch.cat(offsets))
     if isinstance(first, list | tuple):
         # A value for each sample, rather than columns of all samples.
         sizes = [(length, count) for part, count in zip(parts, counts, strict=True) for length in lengths(part)]
@@ -141,6 +146,6 @@ def computed(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
             try:
                 numbers[name] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
-                what = f"metric '{name}': {type(metric).__name__}.compute returned {shape_of(value)}"
+                what = f"metric '{name}': {class_name(metric)}.compute returned {shape_of(value)}"
                 raise DataError(f"{what}; return a number, or a tensor with one element") from error
     return world.broadcast(numbers)

@@ -144,7 +144,7 @@ def test_auc_keeps_no_more_memory_however_many_samples_there_are() -> None:
     sizes = []
     for some, theirs in zip(scores.split(100), labels.split(100), strict=True):
         auc.update(some, theirs)
-        sizes.append(sum(each.nbytes for each in (*auc.sums.values(), auc.samples.scores, auc.samples.positive)))
+        sizes.append(sum(each.nbytes for each in (*auc.sums.values(), *auc.samples.buffers)))
     assert max(sizes) <= max(18 * 2000, 100_000)
     assert len(set(sizes[20:])) == 1
 
@@ -153,7 +153,7 @@ def test_auc_keeps_no_batch_alive() -> None:
     wide = torch.rand(10, 1000)
     auc = AUC()
     auc.update(wide[:, 0], torch.ones(10))
-    assert auc.samples.scores.untyped_storage().nbytes() == 2 * 10 * 8
+    assert auc.samples.buffers[0].untyped_storage().nbytes() == 2 * 10 * 8
 
 
 def test_auc_that_keeps_no_sample_is_refused() -> None:

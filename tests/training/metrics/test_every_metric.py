@@ -20,11 +20,16 @@ from pipeline.training import metrics
 from pipeline.training.metrics import AUC
 from pipeline.training.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
 from pipeline.training.metrics.classification import F1, Precision, Recall, RecallAtK
+from pipeline.training.metrics.ranking import COPC, GAUC, ActualCTR, BucketError, PairOrder
 
-Data = tuple[Tensor, Tensor]
+# Predictions, target, and what else an update takes.
+Data = tuple[Tensor, ...]
 random = torch.Generator().manual_seed(0)
 PAIRS: Data = torch.rand(24, generator=random), torch.randint(2, (24,), generator=random).float()
 CLASSES: Data = torch.randn(24, 5, generator=random), torch.randint(5, (24,), generator=random)
+USERS: Data = *PAIRS, torch.randint(4, (24,), generator=random)
+TWO: Data = torch.randn(24, 2, generator=random), PAIRS[1]
+WEIGHTS = torch.randint(1, 4, (24,), generator=random)
 LABELS: Data = torch.randn(24, 5, generator=random), torch.randint(2, (24, 5), generator=random)
 
 EVERY: list[tuple[str, Callable[[], Any], Data]] = [
@@ -42,14 +47,23 @@ EVERY: list[tuple[str, Callable[[], Any], Data]] = [
     ("f1 of logits", lambda: F1(threshold=0), PAIRS),
     ("recall at 2 of an item", lambda: RecallAtK(2), CLASSES),
     ("recall at 2 of items", lambda: RecallAtK(2), LABELS),
+    ("gauc", GAUC, USERS),
+    ("gauc with weights", GAUC, (*USERS, WEIGHTS)),
+    ("pair order", PairOrder, TWO),
+    ("actual ctr", ActualCTR, PAIRS),
+    ("copc", COPC, PAIRS),
+    ("bucket error", lambda: BucketError(3), PAIRS),
+    ("auc with weights", AUC, (*PAIRS, WEIGHTS)),
+    ("mean with weights", Mean, (*PAIRS, WEIGHTS)),
+    ("copc with weights", COPC, (*PAIRS, WEIGHTS)),
 ]
 every = pytest.mark.parametrize(("make", "data"), [each[1:] for each in EVERY], ids=[each[0] for each in EVERY])
 
 
 def updated(metric: Any, data: Data, sizes: list[int]) -> Any:
     """The metric after batches of these sizes."""
-    for predictions, target in zip(data[0].split(sizes), data[1].split(sizes), strict=True):
-        metric.update(predictions, target)
+    for parts in zip(*(part.split(sizes) for part in data), strict=True):
+        metric.update(*parts)
     return metric
 
 
@@ -69,7 +83,7 @@ def test_how_a_pass_is_split_into_batches_changes_nothing(make: Callable[[], Any
 
 @every
 def test_a_pass_goes_on_from_the_state_that_was_kept_in_its_midst(make: Callable[[], Any], data: Data) -> None:
-    first, second = (data[0][:15], data[1][:15]), (data[0][15:], data[1][15:])
+    first, second = (tuple(part[own] for part in data) for own in (slice(15), slice(15, 24)))
     before, after = updated(make(), first, [8, 7]), make()
     state = before.state_dict()
     updated(before, second, [9])
@@ -94,22 +108,24 @@ def test_a_metric_starts_again_after_a_reset(make: Callable[[], Any], data: Data
 @every
 def test_a_metric_of_nothing_is_nan(make: Callable[[], Any], data: Data) -> None:
     assert math.isnan(make().compute())
-    assert math.isnan(updated(make(), (data[0][:0], data[1][:0]), [0]).compute())
+    assert math.isnan(updated(make(), tuple(part[:0] for part in data), [0]).compute())
 
 
 @every
 def test_a_number_is_a_float_whatever_the_precision_of_the_predictions(make: Callable[[], Any], data: Data) -> None:
     for kind in (torch.float16, torch.bfloat16, torch.float64):
         rounded = data[0].to(kind)
-        found = updated(make(), (rounded.requires_grad_(), data[1]), [20, 4]).compute()
+        found = updated(make(), (rounded.requires_grad_(), *data[1:]), [20, 4]).compute()
         assert type(found) is float
-        assert found == pytest.approx(updated(make(), (rounded.detach().double(), data[1]), [24]).compute(), rel=1e-12)
+        assert found == pytest.approx(
+            updated(make(), (rounded.detach().double(), *data[1:]), [24]).compute(), rel=1e-12
+        )
 
 
 @every
 def test_an_update_reads_no_number_and_so_waits_for_no_device(make: Callable[[], Any], data: Data) -> None:
     # A tensor on the device "meta" has no numbers to read.
-    metric = updated(make(), (data[0].to("meta"), data[1].to("meta")), [8, 8, 8])
+    metric = updated(make(), tuple(part.to("meta") for part in data), [8, 8, 8])
     assert all(each.is_meta for each in metric.state_dict().values() if isinstance(each, Tensor))
 
 
@@ -117,11 +133,13 @@ def test_an_update_reads_no_number_and_so_waits_for_no_device(make: Callable[[],
 def test_a_state_from_another_device_moves_to_that_of_the_predictions(make: Callable[[], Any], data: Data) -> None:
     metric = make()
     metric.load_state_dict(updated(make(), data, [24]).state_dict())
-    updated(metric, (data[0].to("meta"), data[1].to("meta")), [24])
+    updated(metric, tuple(part.to("meta") for part in data), [24])
     assert all(each.is_meta for each in metric.state_dict().values() if isinstance(each, Tensor))
 
 
-@pytest.mark.parametrize("kind", ["Mean", "Accuracy", "AUC", "LogLoss", "MAE", "RMSE", "Precision", "Recall", "F1"])
+@pytest.mark.parametrize(
+    "kind", ["Mean", "Accuracy", "AUC", "LogLoss", "MAE", "RMSE", "Precision", "Recall", "F1", "COPC"]
+)
 def test_a_metric_is_named_in_a_config_by_its_bare_name(kind: str, linear: Path) -> None:
     assert checker.check(linear, [f"phase.line.metrics={{m: {{class: {kind}}}}}"]) == []
 
@@ -153,6 +171,9 @@ SHAPES = [
     (Precision(), (4, 3), (4, 3), f"{CHOICES} (4, 3) and (4, 3); return one score per class"),
     (Recall(), (4, 1), (5,), f"{SCORES} (4, 1) and (5,); return one score per sample, or one per class"),
     (F1(), (4,), (5,), f"{SCORES} (4,) and (5,); return one score per sample, or one per class"),
+    (COPC(), (4, 2), (4,), f"{NUMBERS} (4, 2) and (4,); return one prediction per sample"),
+    (ActualCTR(), (4, 2), (4,), f"{NUMBERS} (4, 2) and (4,); return one prediction per sample"),
+    (BucketError(), (4, 2), (4,), f"{NUMBERS} (4, 2) and (4,); return one prediction per sample"),
     (RecallAtK(1), (4, 3), (4, 2),
      f"{ITEMS} (4, 3) and (4, 2); return one score per item, and the item or a label for each of them"),
 ]  # fmt: skip
@@ -189,7 +210,7 @@ def test_float_targets_are_refused_where_classes_are_wanted(metric: Any, what: s
 def test_what_is_no_tensor_is_refused(make: Callable[[], Any], data: Data) -> None:
     metric = make()
     with pytest.raises(DataError) as caught:
-        metric.update((data[0], data[0]), data[1])
+        metric.update((data[0], data[0]), *data[1:])
     name = type(metric).__name__
     assert (
         str(caught.value)
@@ -225,7 +246,7 @@ def test_states_of_ranks_are_merged_to_that_of_one(make: Callable[[], Any], data
 def test_a_merged_metric_goes_on(make: Callable[[], Any], data: Data) -> None:
     first, second = (updated(make(), tuple(part[own] for part in data), [8]) for own in (slice(0, 8), slice(8, 16)))
     first.merge([first.state_dict(), second.state_dict()])
-    updated(first, (data[0][16:], data[1][16:]), [8])
+    updated(first, tuple(part[16:] for part in data), [8])
     assert first.compute() == pytest.approx(updated(make(), data, [8, 8, 8]).compute(), rel=1e-9)
 
 
@@ -234,3 +255,67 @@ def test_ranks_without_a_sample_have_no_number_together(make: Callable[[], Any],
     merged = make()
     merged.merge([make().state_dict(), make().state_dict()])
     assert math.isnan(merged.compute())
+
+
+WEIGHTED = [
+    AUC,
+    GAUC,
+    LogLoss,
+    MAE,
+    RMSE,
+    Mean,
+    ActualCTR,
+    COPC,
+    lambda: BucketError(2),
+    lambda: AUC(exact_samples=150),
+]
+
+
+@pytest.mark.parametrize("make", WEIGHTED)
+def test_a_weight_counts_as_so_many_samples(make: Callable[[], Any]) -> None:
+    random = torch.Generator().manual_seed(2)
+    # Few scores, so that there are ties, and the bins of an AUC have one each.
+    scores, labels = torch.randint(1, 7, (300,), generator=random) / 7, torch.randint(2, (300,), generator=random)
+    users, weights = torch.randint(9, (300,), generator=random), torch.randint(4, (300,), generator=random)
+    data = (scores, labels, *([users] if make is GAUC else []))
+    weighted = updated(make(), (*data, weights), [100, 150, 50])
+    repeated = updated(make(), tuple(part.repeat_interleave(weights) for part in data), [int(weights.sum())])
+    assert weighted.compute() == pytest.approx(repeated.compute(), rel=1e-12)
+    assert weighted.compute() != pytest.approx(updated(make(), data, [300]).compute(), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", WEIGHTED)
+def test_weights_of_another_number_are_refused(make: Callable[[], Any]) -> None:
+    users = [torch.zeros(4, dtype=torch.int64)] if make is GAUC else []
+    metric = make()
+    with pytest.raises(DataError) as caught:
+        metric.update(torch.rand(4), torch.ones(4), *users, torch.ones(3))
+    what = "weighs 4 numbers, and got 3 weights; give one weight per sample"
+    assert str(caught.value) == f"{type(metric).__name__} {what}"
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("make", WEIGHTED)
+def test_a_weight_that_is_negative_or_not_finite_is_told(make: Callable[[], Any], bad: float) -> None:
+    users = [torch.zeros(10, dtype=torch.int64)] if make is GAUC else []
+    weights = torch.ones(10)
+    weights[3] = bad
+    metrics = [make(), make()]
+    for metric in metrics:
+        metric.update(torch.rand(10), torch.ones(10), *users, weights)
+    together = make()
+    together.merge([metric.state_dict() for metric in metrics])
+    for metric, count in ((metrics[0], 1), (together, 2)):
+        with pytest.raises(DataError) as caught:
+            metric.compute()
+        what = f"{count} weights are negative or not finite; a weight says as how many samples one counts"
+        assert str(caught.value) == f"{type(metric).__name__}: {what}"
+
+
+@pytest.mark.parametrize("make", [AUC, GAUC])
+def test_weights_of_some_batches_alone_are_refused(make: Callable[[], Any]) -> None:
+    users = [torch.zeros(4, dtype=torch.int64)] if make is GAUC else []
+    metric = make()
+    metric.update(torch.rand(4), torch.ones(4), *users, torch.ones(4))
+    with pytest.raises(DataError, match="some batches have weights and some have none; give all of them weights"):
+        metric.update(torch.rand(4), torch.ones(4), *users)
