@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, DivergedError
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
 from pipeline.training.phase import phase_of
+from pipeline.training.touched_rows import with_dense_gradients
 
 from .shared.brain_copy import copy_of
 
@@ -96,7 +97,7 @@ class NanGuard:
         if self.gradients and phase in self.batches:
             entry = phase_of(phase, context)
             trained = [each for own in entry.optim_schedulers.values() if not own.scaler for each in own.parameters]
-            gradients = [each.grad for each in trained if each.grad is not None and not each.grad.is_sparse]
+            gradients = [each.grad for each in with_dense_gradients(trained) if each.grad is not None]
             if gradients and not math.isfinite(nn.utils.get_total_norm(gradients, math.inf).item()):
                 self._report(entry, "the loss is finite, but a gradient is not", backward=True)
 

@@ -88,7 +88,7 @@ class SanityValidation:
                 logger.info(f"sanity_validation: {phase.name}  the first batches of its validation raise no error")
 
     def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context) -> None:
-        metrics = build_metrics(phase.metrics, context["config"].workspace)
+        metrics = build_metrics(phase.metrics, context["config"].workspace, f"phase.{phase.name}.metrics")
         batches = iter(on_device(without_state(loader), context["device"]))
         with supervise_workers(batches), suppress(_EnoughError):
             evaluate(brain, self._first(batches), Stage.VALID, metrics, epoch=context["current_epoch"], world=SINGLE)

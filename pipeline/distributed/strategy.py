@@ -84,8 +84,9 @@ class Strategy:
         if self.sync_batchnorm and device.type == "cuda":
             for name, module in list(modules.items()):
                 modules[name] = cast("Any", nn.SyncBatchNorm).convert_sync_batchnorm(module)
-        computation: Any = nn.Module()
-        computation.trained, computation.numbers, computation.forward = modules, self._numbers, self._forward
+        # It has no hooks: the call of an nn.Module would be three more in each step.
+        computation: Any = type("Computation", (nn.Module,), {"__call__": self._forward})()
+        computation.trained, computation.numbers = modules, self._numbers
         some_unused = self.brain._run_options.find_unused_parameters
         self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=some_unused)
         self._attributes, self._wrapped = vars(self._ddp), _trained(modules)
@@ -143,7 +144,7 @@ class Strategy:
             numbers = torch.tensor(own, device=window.parameters[0].device)
             if window.guard.loss is not None:
                 numbers[1] += window.guard.loss.to(numbers)
-            numbers = sum_up(window.parameters, numbers)
+            numbers = sum_up(window.parameters, numbers, sparse=window.sparse)
         self._reduced, window.weighted = False, True
         if numbers.is_cpu:
             window.samples, bad, _ = numbers.tolist()
@@ -174,11 +175,13 @@ def _trained(modules: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in modules.parameters() if parameter.requires_grad]
 
 
-def sum_up(parameters: Sequence[Tensor], numbers: Tensor) -> Tensor:
+def sum_up(parameters: Sequence[Tensor], numbers: Tensor, *, sparse: bool = False) -> Tensor:
     """Make gradients those of all ranks together, in one piece with some numbers, of which it returns the sums.
 
-    Where no rank has a gradient, there is none.
+    Where no rank has a gradient, there is none. ``sparse``: some may be sparse, and stay so.
     """
+    if sparse:
+        parameters = _sum_up_sparse(parameters, numbers.device)
     had = torch.tensor([float(own.grad is not None) for own in parameters], device=numbers.device)
     gradients = [torch.zeros_like(own) if own.grad is None else own.grad.to_dense() for own in parameters]
     # In the widest kind of number that is among them.
@@ -190,6 +193,40 @@ def sum_up(parameters: Sequence[Tensor], numbers: Tensor) -> Tensor:
         if own.grad is not None or count.item():
             own.grad = gradient.view_as(own).to(own)
     return numbers
+
+
+def _sum_up_sparse(parameters: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Give all ranks the rows of each other's sparse gradients; it returns the parameters whose gradients are dense."""
+    none, dense = -1, -2
+    rows: list[int] = []
+    for own in parameters:
+        if own.grad is not None and own.grad.is_sparse:
+            own.grad = own.grad.coalesce()
+            rows.append(own.grad._nnz())
+        else:
+            rows.append(none if own.grad is None else dense)
+    of_ranks = _gathered(torch.tensor([rows], device=device), [1] * distributed.get_world_size()).T.tolist()
+    remaining: list[Tensor] = []
+    for own, counts in zip(parameters, of_ranks, strict=True):
+        if max(counts) < 0 or dense in counts:
+            remaining.append(own)
+            continue
+        indices, values = torch.empty(0, dtype=torch.int64, device=own.device), own.new_empty(0, *own.shape[1:])
+        if own.grad is not None:
+            indices, values = own.grad._indices()[0], own.grad._values()
+        lengths = [max(count, 0) for count in counts]
+        entries = _gathered(indices, lengths)[None], _gathered(values, lengths)
+        own.grad = torch.sparse_coo_tensor(*entries, own.shape, check_invariants=False)
+    return remaining
+
+
+def _gathered(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """The rows of all ranks, one rank after the other; ``counts`` says how many each has."""
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    from_all = [torch.empty_like(padded) for _ in counts]
+    distributed.all_gather(from_all, padded)
+    return torch.cat([own[:count] for own, count in zip(from_all, counts, strict=True)])
 
 
 class GradientAverage:

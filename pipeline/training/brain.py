@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
-from pipeline.data.batch import count_samples, is_unlabelled, raise_no_samples, shape_of, split
+from pipeline.data.batch import SlotBatch, count_samples, is_unlabelled, raise_no_samples, shape_of, split
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
@@ -428,7 +428,7 @@ class Brain:
         if [own.owns_all and own.step_per_update == 1 for own in self._optim_schedulers] != [True]:
             strategy.reason = f"{type(self).__name__} has not one optimizer that trains all of it at each step"
         elif any(getattr(module, "sparse", False) for module in self.modules.modules()):
-            strategy.reason = "embeddings have sparse gradients, which become dense"
+            strategy.reason = "embeddings have sparse gradients"
         elif overridden(self, Brain, "fit_batch"):
             strategy.reason = f"{type(self).__name__} has its own fit_batch"
 
@@ -637,7 +637,7 @@ class ModuleBrain(Brain):
     """Makes a Brain of a module and a loss.
 
     Args:
-        module: called with the batch's inputs, by position or name.
+        module: called with the batch's inputs, by position or name; with a SlotBatch as it is, without the target.
         loss: ``loss(predictions, target)`` -> scalar. None: the module gets the target too, by the name of ``TARGETS`` that
             its forward has, and returns its ``loss``, as an attribute or under that key; what metrics get are its
             ``logits``, if it returns some.
@@ -674,7 +674,8 @@ class ModuleBrain(Brain):
         try:
             if type(inputs) is not Tensor and isinstance(inputs, list | tuple):
                 return self.module(*inputs, **labels)
-            if type(inputs) is not Tensor and isinstance(inputs, Mapping):
+            # The names of slots are most often numbers.
+            if type(inputs) is not Tensor and isinstance(inputs, Mapping) and type(inputs) is not SlotBatch:
                 return self.module(**{**self._by_name(inputs, batch), **labels})
             return self.module(inputs, **labels)
         except TypeError as error:

@@ -22,7 +22,6 @@ from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate, evaluate_each, extend_metrics
-from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
@@ -31,6 +30,7 @@ from pipeline.training.phase import pass_loader, phase_errors, phase_of, warn_of
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
+from pipeline.user_code.plugins import offered
 
 # Iterations for which something may stay due before a warning says who leads.
 PATIENCE = 1000
@@ -287,7 +287,7 @@ class TrainLoop(PassLoop):
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
         self.checkpoints = Checkpoints(self.checkpointer, context, self.validation.best, self.runner.on_save_error)
-        self.exporter = WeightExporter(self.runner, context)
+        self.exporter = offered("exporters")["weight_exporter"](self.runner, context)
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
             self.schedule.limit_time(context, self.journal.checkpoint)

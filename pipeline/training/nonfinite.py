@@ -54,21 +54,23 @@ class NonFiniteGuard:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(self._norms), norm_type)
         return norm
 
-    def allows_step(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
+    def allows_step(self, norm: Tensor | None, parameters: Sequence[Tensor], gradients: list[Tensor]) -> bool:
         """Whether the optimizer may be called; it may where it skips the step itself.
 
         Args:
             norm: of all the gradients; None where nobody asked for it.
             parameters: of the optimizer, with a gradient or without.
+            gradients: of those that have one, dense.
         """
         if norm is not None and norm.is_cpu and self.loss is None:
             # Reads one number a window: gradients that are not finite must not reach the weights.
             if math.isfinite(norm.item()):
                 return True
             self.discarded += 1
-            self.parameter = self.parameter or self._name(parameters[int(_first_nonfinite(parameters, ()).item())])
+            first = _first_nonfinite(parameters, torch._foreach_norm(gradients))
+            self.parameter = self.parameter or self._name(parameters[int(first.item())])
             return False
-        bad = self.loss = self.loss if norm is None else self._nonfinite_on_device(norm, parameters)
+        bad = self.loss = self.loss if norm is None else self._nonfinite_on_device(norm, parameters, gradients)
         if bad is None:
             return True
         if self._optimizer_skips():
@@ -97,11 +99,12 @@ class NonFiniteGuard:
         """Reset for a new pass."""
         self.discarded, self.parameter, self._on_device = 0, "", None
 
-    def _nonfinite_on_device(self, norm: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    def _nonfinite_on_device(self, norm: Tensor, parameters: Sequence[Tensor], gradients: list[Tensor]) -> Tensor:
         """1 where the window is to be discarded, else 0; windows with finite losses and other gradients are counted."""
         infinite = (~norm.isfinite()).float()
         losses = torch.zeros_like(infinite) if self.loss is None else self.loss.to(norm.device)
-        bad_gradients, first = (infinite - losses).clamp(min=0), _first_nonfinite(parameters, self._norms)
+        norms = self._norms or torch._foreach_norm(gradients)
+        bad_gradients, first = (infinite - losses).clamp(min=0), _first_nonfinite(parameters, norms)
         self._norms = ()
         if self._on_device is not None:
             count, earlier, _ = self._on_device
@@ -131,10 +134,8 @@ def _first_nonfinite(parameters: Sequence[Tensor], norms: Sequence[Tensor]) -> T
 
     Args:
         parameters: with a gradient or without.
-        norms: of the gradients that there are; none if they are not known.
+        norms: of the gradients that there are.
     """
-    if not norms:
-        norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     remaining, zero = iter(norms), norms[0].new_zeros(())
     all_norms = [zero if parameter.grad is None else next(remaining).to(zero.device) for parameter in parameters]
     return torch.stack(all_norms).isfinite().int().argmin()

@@ -24,6 +24,7 @@ from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
+from pipeline.training.touched_rows import require_lazy_mode, sparse_parameters, step_lazily, with_dense_gradients
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import hook_or_none
 
@@ -209,6 +210,7 @@ class OptimScheduler(ABC):
             ``params`` a pattern or several. The first that matches has a parameter; what none matches is the last group,
             with ``optim_conf`` alone. A rate ``"0.1x"`` is a multiple of the base rate.
         remove_vector_weight_decay: whether vectors (biases, norms) have no weight decay, but in a group that sets it.
+        lazy_mode: whether of a parameter with a sparse gradient only the rows are stepped that have one. PaddlePaddle's name.
         sche_conf: passed on to ``sche_init``.
 
     Attributes:
@@ -224,6 +226,7 @@ class OptimScheduler(ABC):
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
         losses: those that ``optimize`` had last, detached, on the first scheduler that it had; who reads them sets None.
         scaler: scales the loss in fp16; None elsewhere.
+        sparse: whether gradients of its parameters may be sparse.
         under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
         stepped: whether the scaler has made a step that it has not yet adapted to.
         weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
@@ -261,6 +264,7 @@ class OptimScheduler(ABC):
         grad_clip_value: float | None = None,
         groups: Groups = (),
         remove_vector_weight_decay: bool = False,
+        lazy_mode: bool = False,
         **sche_conf: Any,
     ) -> None:
         _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor)
@@ -288,6 +292,9 @@ class OptimScheduler(ABC):
             root = "model." if [name for name, _ in model.named_children()] == ["model"] else ""
             parameters = parameter_groups(names, groups, root, spare_vectors=remove_vector_weight_decay)
         self.optimizer = _built(optim_type, parameters, optim_conf)
+        sparse = sparse_parameters(model, names)
+        self.sparse = lazy_mode or bool(sparse)
+        (step_lazily if lazy_mode else require_lazy_mode)(self.optimizer, sparse)
         # What the patterns leave, with the base rate, is the last group.
         self._base = -1 if groups else 0
         self.parameters: list[Tensor] = [own for group in self.optimizer.param_groups for own in group["params"]]
@@ -430,7 +437,8 @@ class OptimScheduler(ABC):
 
     def _prepare(self) -> bool:
         """Scale the gradients to the mean loss and clip them; return False if they are known not to be finite."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        parameters = with_dense_gradients(self.parameters) if self.sparse else self.parameters
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.scaler:
             # It checks gradients alone, which may well be finite where a loss is not.
             if self.guard.loss is not None and gradients:
@@ -443,12 +451,12 @@ class OptimScheduler(ABC):
             norm = self.gradient_norm = self.guard.norm_of(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
         asked = not self.scaler and (judges or self.guard.loss is not None)
-        if asked and not self.guard.allows_step(norm if judges else None, self.parameters):
+        if asked and not self.guard.allows_step(norm if judges else None, self.parameters, gradients):
             return False
         if norm is not None and self.grad_clip is not None:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, norm)
+            nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)
         if self.grad_clip_value is not None:
-            nn.utils.clip_grad_value_(self.parameters, self.grad_clip_value)
+            nn.utils.clip_grad_value_(parameters, self.grad_clip_value)
         return True
 
     def set_rate(self, rate: float) -> None:

@@ -31,7 +31,9 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import Brain, Stage
+from pipeline.training.evaluation import target_of
 from pipeline.training.meters import MOST
+from pipeline.training.metrics.base import judge, needs_target
 from pipeline.training.metrics.ranks import computed
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
 from pipeline.training.triggers import NEVER, Schedule
@@ -394,9 +396,10 @@ class TrainPass:
         with torch.no_grad():
             judged = predictions.detach() if isinstance(predictions, torch.Tensor) else predictions
             brain, kind = self.brain, type(self.brain)
-            judged, target = kind.readable(brain, judged, batch), kind.target(brain, batch)
+            needed = any(map(needs_target, self.metrics.values()))
+            judged, target = kind.readable(brain, judged, batch), target_of(brain, batch, needed=needed)
             for metric in self.metrics.values():
-                metric.update(judged, target)
+                judge(metric, judged, target, batch)
         if after := self.loop.after_batch:
             after(batch=batch, predictions=predictions, **values)
 

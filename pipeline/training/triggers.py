@@ -245,7 +245,7 @@ class Schedule:
         """Whether to print, to validate, to save and to export after an iteration; the time limit stops the training."""
         if self.time_limit:
             self.time_limit.check()
-        return tuple(trigger.fires(counters) for trigger in self._triggers)
+        return tuple(bool(trigger.intervals) and trigger.fires(counters) for trigger in self._triggers)
 
     def over(self, counters: Mapping[str, int]) -> bool:
         """Whether training has reached one of its limits."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from side_by_side import Clock, Way, calls_per_step, undisturbed
@@ -22,6 +23,7 @@ from step_calls import difference
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.distributed import agreement
 from pipeline.distributed.world import joined
 
 RANKS = 2
@@ -71,7 +73,8 @@ WAYS: dict[str, Way] = {
 
 def counted(steps: int) -> list[dict[str, Mapping[str, float]]]:
     """Of each rank and way, the calls a step by function."""
-    with undisturbed(), joined() as world:
+    # A look comes about every 0.1 seconds, and every 50 steps at most, as of steps so short. Counted steps take far longer.
+    with undisturbed(), joined() as world, patch.object(agreement, "INTERVAL", 60.0):
         return world.all_gather({name: calls_per_step(way, steps) for name, way in WAYS.items()})
 
 
@@ -89,6 +92,7 @@ def main() -> None:
     """Print the table, or what one rank has counted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=500, help="a multiple of 100, for a report comes every 50")
+    parser.add_argument("--json", action="store_true", help="print data")
     parser.add_argument("--by", choices=[name for name, way in WAYS.items() if way.beside], help="print its functions")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
@@ -96,15 +100,21 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             print(json.dumps(found))
         return
+    rows = []
     for rank, counts in enumerate(of_ranks(arguments.steps)):
         for name, way in WAYS.items():
             calls = sum(counts[name].values())
             above: dict[str, Any] = difference(counts[name], counts[way.beside]) if way.beside else {}
+            rows.append({"rank": rank, "way": name, "above": sum(above.values())})
+            if arguments.json:
+                continue
             print(f"rank {rank}  {name:40} {calls:6.1f} calls a step  {sum(above.values()):+6.1f}")
             if name == arguments.by:
                 for function, count in sorted(above.items(), key=lambda each: -each[1]):
                     if abs(count) > 0.01:
                         print(f"{count:+8.2f}  {function}")
+    if arguments.json:
+        print(json.dumps(rows))
 
 
 if __name__ == "__main__":

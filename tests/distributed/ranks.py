@@ -14,6 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +59,11 @@ class Ranks:
             assert process.stdin
             process.stdin.write(pickle.dumps(call))
             process.stdin.flush()
-        answers = [pickle.load(answers) for answers in self._answers]
+        try:
+            answers = [pickle.load(answers) for answers in self._answers]
+        except BaseException:
+            self._abort()
+            raise
         failures = [f"rank {rank}: {text}" for rank, (good, text) in enumerate(answers) if not good]
         assert not failures, "\n".join(failures)
         return [result for _, result in answers]
@@ -78,9 +83,22 @@ class Ranks:
             for process in self._processes:
                 process.wait(60)
         except subprocess.TimeoutExpired:
-            for process in self._processes:
-                process.send_signal(signal.SIGABRT)
+            self._abort()
             raise
+        self._close()
+
+    def _abort(self) -> None:
+        """End them at once, where one hangs or has died; each says on stderr where it stands. The next call starts others."""
+        for process in self._processes:
+            process.send_signal(signal.SIGABRT)
+            process.wait(60)
+        self._close()
+
+    def _close(self) -> None:
+        for process in self._processes:
+            assert process.stdin
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         for answers in self._answers:
             answers.close()
         self._processes, self._answers = [], []

@@ -17,6 +17,7 @@ from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import PeerError, current_world
 from pipeline.errors import DivergedError, ExitCode, PipelineError
 from pipeline.training.phase import begin_on_ranks
+from pipeline.training.schedules import Constant
 from tests.distributed.ranks import Ranks
 
 Batch = tuple[Tensor, Tensor]
@@ -356,18 +357,42 @@ def test_an_optimizer_that_steps_by_itself_is_found_after_the_first_update() -> 
     )
 
 
-def fitted_sparse() -> dict[str, Tensor]:
-    brain = Sparse()
+class Lazy(Sparse):
+    """Its table gets what Adam makes of the rows of a batch; the momenta of the others stay."""
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        options = {"lr": 0.002, "eps": 1e-3, "weight_decay": 0.1}
+        self.bind("", {"main": Constant("Adam", options, self.modules, grad_clip=0.5, lazy_mode=True)})
+
+
+class WithSparseAdam(Sparse):
+    """Torch's own class, which takes no dense gradients, with clipping."""
+
+    def init_optimizers(self) -> None:
+        own = self.modules.table.parameters()
+        self.optimizers_dict["table"] = torch.optim.SparseAdam(own, lr=0.002, eps=1e-3)
+        self.optimizers_dict["head"] = torch.optim.SGD(self.modules.head.parameters(), lr=0.002)
+
+
+SPARSE = {kind.__name__: kind for kind in (Sparse, Lazy, WithSparseAdam)}
+
+
+def fitted_sparse(kind: str) -> dict[str, Tensor]:
+    brain = SPARSE[kind]()
     begin_on_ranks([brain.modules], 0)
-    brain.fit(range(2), Slices([6, 5, 1]), progressbar=False)
+    brain.fit(range(3), Slices([6, 5, 1]), progressbar=False)
     return brain.modules.state_dict()
 
 
-def test_sparse_gradients_are_summed(two_ranks: Ranks) -> None:
-    alone = fitted_sparse()
-    for weights in two_ranks(fitted_sparse):
+@pytest.mark.parametrize("kind", SPARSE)
+def test_sparse_gradients_are_summed(three_ranks: Ranks, kind: str) -> None:
+    # Of the last batch of each epoch, two ranks have no sample.
+    alone, before = fitted_sparse(kind), SPARSE[kind]().modules.state_dict()
+    for weights in three_ranks(fitted_sparse, kind):
         for name, own in weights.items():
             assert (own - alone[name]).abs().max() <= 1e-6 * alone[name].abs().max(), name
+            assert not torch.equal(own, before[name])
 
 
 def drawn() -> tuple[float, float]:

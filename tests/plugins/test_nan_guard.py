@@ -138,6 +138,22 @@ def test_the_module_whose_backward_is_first_not_finite_is_named(model: Callable[
     assert place in found
 
 
+class Rows(nn.Module):
+    """The square roots of rows of a table with sparse gradients, of which row 0 is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.EmbeddingBag.from_pretrained(torch.tensor([[0.0], [1.0]]), freeze=False, sparse=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.rows((x > 0).long()).sqrt()
+
+
+def test_a_sparse_gradient_is_looked_at() -> None:
+    found = finding(Rows)
+    assert "the loss is finite, but a gradient is not in iteration 3; first not finite: the gradient of" in found
+
+
 def test_a_gradient_that_comes_from_the_loss_is_that_of_an_output() -> None:
     def loss(predictions: Tensor, target: Tensor) -> Tensor:
         return predictions.abs().sqrt().mean()

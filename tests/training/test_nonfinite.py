@@ -47,7 +47,7 @@ def window(guard: NonFiniteGuard, loss: float, *, slope: float = 1.0, norm: bool
         each.grad = torch.full_like(each, slope * (index + 1))
     guard.record_loss(torch.tensor(loss))
     gradients = [each.grad for each in parameters if each.grad is not None]
-    called = guard.allows_step(nn.utils.get_total_norm(gradients) if norm else None, parameters)
+    called = guard.allows_step(nn.utils.get_total_norm(gradients) if norm else None, parameters, gradients)
     if called:
         guard.optimizer.step()
     guard.close()
@@ -165,7 +165,8 @@ def test_the_first_bad_parameter_of_the_first_such_window_is_named(noted: bool) 
         parameters = spoiled(model, name, without)
         if noted:
             guard.record_loss(torch.tensor(1.0))
-        assert guard.allows_step(torch.tensor(math.nan), parameters) is False
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        assert guard.allows_step(torch.tensor(math.nan), parameters, gradients) is False
         guard.close()
     assert guard.read() == 2
     assert guard.parameter == "1.weight"
@@ -195,7 +196,7 @@ def test_on_a_device_the_norm_is_that_of_torch_and_tells_whose_gradient_is_bad(n
         norm = guard.norm_of(gradients, norm_type)
         assert torch.equal(norm.isnan(), torch.tensor(bad is not None))
         assert bad is not None or torch.equal(norm, nn.utils.get_total_norm(gradients, norm_type))
-        guard.allows_step(norm, parameters)
+        guard.allows_step(norm, parameters, gradients)
         guard.close()
     assert (guard.read(), guard.parameter) == (2, "2")
 
@@ -205,8 +206,9 @@ def test_on_a_device_the_norm_of_each_gradient_is_computed_once() -> None:
     for parameter in parameters:
         parameter.grad = torch.ones(2)
     guard.record_loss(torch.tensor(1.0))
+    gradients = [torch.ones(2)] * 3
     with Norms() as norms:
-        guard.allows_step(guard.norm_of([torch.ones(2)] * 3, 2.0), parameters)
+        guard.allows_step(guard.norm_of(gradients, 2.0), parameters, gradients)
     assert norms.count == 2  # of each, and of these
 
 

@@ -375,8 +375,11 @@ def test_a_loop_that_signals_stop_three_times_ends_as_one_that_none_stops(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("by_signal", "save"), [(False, 1), (False, 4), (True, 100)])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "by_signal", "save"),
+    [(name, *how) for name in PROGRAMS for how in ((False, 4), (True, 100))]
+    + [(name, False, 1) for name in sorted(QUICK)],
+)
 def test_a_loop_that_is_interrupted_after_any_iteration_ends_as_one_that_is_not(
     unlike: Callable[..., list[str]], name: str, by_signal: bool, save: int
 ) -> None:

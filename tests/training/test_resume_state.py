@@ -480,9 +480,12 @@ class Words(nn.Module):
         return self.head(self.words((x[:, :2].abs() * 3).long()).mean(1))
 
 
-def test_sparse_gradients_of_an_open_window_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = config({"accum_grad": 3, "save_interval": 1}, model=Words)
-    chosen["hyper_parameters"] = {"optimizer": {"class": "SGD", "lr": 0.1}}
+@pytest.mark.parametrize("optimizer", [{"class": "SGD"}, {"class": "Adam", "lazy_mode": True, "amsgrad": True}])
+def test_sparse_gradients_of_an_open_window_are_kept(
+    optimizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config({"accum_grad": 3, "save_interval": 1, "grad_clip": 0.1}, model=Words)
+    chosen["hyper_parameters"] = {"optimizer": {**optimizer, "lr": 0.1}}
     chosen["dataset"][0]["class_path"] = lambda: table(16)
     assert unlike(both(monkeypatch, chosen)) == []
 

@@ -75,6 +75,21 @@ def test_the_readme_gives_these_counts(above: dict[str, float]) -> None:
     assert {way: float(count) for way, count in told.items()} == pytest.approx(above, abs=1.5)
 
 
+def test_on_two_ranks_a_step_makes_at_most_40_calls_above_a_ddp_script_and_25_with_everything_off() -> None:
+    rows = [row for row in printed("ddp_step_calls.py", "--json") if row["way"].startswith("pipeline run")]
+    limits = {row["way"]: 25 if "everything off" in row["way"] else 40 for row in rows}
+    assert len(rows) == 2 * 3
+    assert [row for row in rows if row["above"] > limits[row["way"]]] == []
+    text = (REPOSITORY / "tests" / "README.md").read_text(encoding="utf-8")
+    told = re.findall(
+        r"^\| (pipeline run[^|]*) \| DDP by hand[^|]* \| ([+-][\d.]+) \| ([+-][\d.]+) \|", text, flags=re.MULTILINE
+    )
+    counts = {(row["way"], row["rank"]): row["above"] for row in rows}
+    assert {(way, rank): float(own) for way, *ranks in told for rank, own in enumerate(ranks)} == pytest.approx(
+        counts, abs=1.5
+    )
+
+
 def test_what_python_holds_does_not_grow_with_the_number_of_steps() -> None:
     # An object kept for each step would be 5,400 blocks; once around, caches take a thousand or so.
     grown = printed("memory.py", "--steps", "6000")
