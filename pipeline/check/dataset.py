@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.check.inspection import Setting
-from pipeline.config.schema import SamplerSettings
+from pipeline.config.schema import READER_KEYS, SLOT_CLASS, SamplerSettings
+from pipeline.config.slots import SlotsError, make_slots
 from pipeline.user_code import classes, source
 
 # Bases of datasets; none of them has ``__getitems__``.
@@ -27,7 +30,11 @@ def check_dataset(dataset: Setting) -> None:
     """A dataset that a phase names."""
     path = dataset["class_path"]
     definition = path.find_class("Dataset")
-    dataset["args"].check_call(definition, path.origin)
+    read = [key for key in READER_KEYS if dataset[key].value is not None]
+    # Of the reader of slots it is told below.
+    given = [*read, "data_path"] if path.value == SLOT_CLASS else read
+    dataset["args"].check_call(definition, path.origin, given)
+    _check_reader(dataset, definition, read)
     for key in _WITH_WORKERS if not dataset["num_workers"].value else ():
         if dataset[key].value:
             dataset[key].refuse_idle("there are no workers; remove it, or set num_workers", dataset["num_workers"])
@@ -48,6 +55,29 @@ def check_dataset(dataset: Setting) -> None:
     for key, why in (("drop_last", "no batch is short"), ("whole_batches", "samples are asked for one by one")):
         if own.node and own.value is None and dataset[key].value and not dataset["batch_sampler"].value:
             dataset[key].fault(f"would be ignored: batch_size is null, and {why}; remove it")
+
+
+def _check_reader(dataset: Setting, definition: source.Definition | None, keys: Sequence[str]) -> None:
+    """The keys that are arguments of the class."""
+    parameters = classes.parameters(definition) if definition else None
+    for key in keys:
+        if definition and parameters and not parameters.any_name and key not in parameters.names:
+            dataset[key].fault(f"would be ignored: {definition.name} has no argument '{key}'; remove it", of_key=True)
+        elif key in dict(dataset["args"].entries()):
+            dataset[key].fault("is in args too; keep one of the two", of_key=True)
+    if dataset["class_path"].value != SLOT_CLASS:
+        return
+    if "data_path" not in keys and "data_path" not in dict(dataset["args"].entries()):
+        dataset["class_path"].fault("has slots, and no files with them; add data_path")
+    values = {key: dataset[key].value for key in keys if key not in ("data_path", "on_bad_line")}
+    others = {"padding": (int,), "hash_size": (int, dict)}
+    if not all(isinstance(value, others.get(key, (str,))) for key, value in values.items()):
+        # A fault of the schema.
+        return
+    try:
+        make_slots(**values)
+    except SlotsError as error:
+        dataset.fault_at(error.key, error.message)
 
 
 def _check_kind(dataset: Setting, definition: source.Definition) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pipeline.config.schema import SLOT_CLASS, SLOT_KEYS
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import Fault
 
@@ -67,7 +68,7 @@ _REFUSED = {
 NOT_YET: dict[str, tuple[str, ...]] = {
     "runner": ("noprogressbar", "profile_training"),
     "phase": ("watch",),
-    "dataset": ("data_converter", "sparse_slots", "dense_slots"),
+    "dataset": ("data_converter",),
 }
 
 
@@ -97,10 +98,15 @@ def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
 
 
 def use_canonical_keys(tree: Node) -> list[Fault]:
-    """Rename the aliases in ``tree``, and remove unsupported keys with a fault for each."""
+    """Rename the aliases in ``tree``, name the class that reads slots, and remove unsupported keys with a fault for each."""
     faults: list[Fault] = []
     for name, item in tree.section("runner").items():
         faults += _use_our_words(item.value, f"runner.{name}")
+    for item in tree.section("dataset").values():
+        for key in (key for key in SLOT_KEYS if key in item.value):
+            item.value.setdefault("class_path", Node(SLOT_CLASS, item.value[key].origin))
+            if item.value["class_path"].value == SLOT_CLASS:
+                item.value.setdefault("whole_batches", Node(True, item.value[key].origin))
     for section, keys in NOT_YET.items():
         for name, item in tree.section(section).items():
             for key in (key for key in keys if key in item.value):

@@ -237,6 +237,8 @@ _FILE_KEYS = re.compile(
     r"|init_model_path\.run|predictions\.path)"
 )
 
+_DATA_KEYS = re.compile(r"dataset\.[^.]+\.data_path(\..+)?")
+
 _RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
 
 # What ``init_model_path`` may say instead of a path: which checkpoint of the train runner before.
@@ -409,6 +411,8 @@ class ConfigBuilder:
                 node.value = self._placeholders(node.value, node.origin, address)
                 if _CLASS_KEYS.fullmatch(address):
                     node.value = _class_file(node.value, node.origin)
+                elif _DATA_KEYS.fullmatch(address):
+                    node.value = _absolute(node.value, node.origin)
                 elif _FILE_KEYS.fullmatch(address):
                     self._file(address, node)
         self._plugin_keys(tree)

@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.config.slots import dense_shapes
+
 UNITS = ("iteration", "update", "epoch", "second", "minute", "hour")
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600}
@@ -99,6 +101,12 @@ def _file_name(value: Any) -> Any:
     return value
 
 
+def _dense_slots(value: Any) -> Any:
+    if isinstance(value, str):
+        dense_shapes(value)
+    return value
+
+
 def _runner_class(value: Any) -> Any:
     return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
@@ -138,9 +146,15 @@ _CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
 
 _MAPPING = {"type": "object"}
 
-_CLASS = {**_MAPPING, "properties": {"class": _STRING, "args": _MAPPING}, "required": ["class"]}
+_PROPERTIES = {"class": _STRING, "args": _MAPPING}
+
+_CLASS = {**_MAPPING, "properties": _PROPERTIES, "required": ["class"]}
 
 _CLASSES = {**_MAPPING, "additionalProperties": {**_CLASS, "additionalProperties": False}}
+
+_FIELDS = {**_MAPPING, "additionalProperties": _STRING}
+
+_METRIC = {**_CLASS, "properties": {**_PROPERTIES, "batch": _FIELDS}, "additionalProperties": False}
 
 Count = Annotated[int, Field(gt=0)]
 
@@ -194,8 +208,11 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
+DenseSlots = Annotated[str, BeforeValidator(_dense_slots)]
 # Name -> ``{class, args}``.
 NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema(_CLASSES)]
+
+NamedMetrics = Annotated[dict[str, dict[str, Any]], WithJsonSchema({**_MAPPING, "additionalProperties": _METRIC})]
 
 
 # What is not known here is told by the check, which knows where each key was written.
@@ -307,7 +324,9 @@ class DatasetSchema(_Section):
     """One item of ``dataset``."""
 
     name: Name = Field(description="letters, digits, `_` and `-`")
-    class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
+    class_path: ClassPathValue = Field(
+        description="a torch Dataset or IterableDataset; with slots it is that which reads them"
+    )
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
     global_batch_size: Count | None = Field(None, description="samples per batch of all processes; replaces batch_size")
@@ -327,6 +346,23 @@ class DatasetSchema(_Section):
     collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
     collate_args: Arguments = Field({}, description="keyword arguments of collate_fn, or of its class")
     limit_batches: Count | None = Field(None, description="batches after which a pass ends; null is the runner's")
+    # Arguments of the class, as far as they are set.
+    data_path: str | list[str] | None = Field(None, description="files, folders or patterns; a list names several")
+    sparse_slots: str | None = Field(
+        None, description="`click 1 2`: slots of lines `slot:value …` with any number of ids"
+    )
+    dense_slots: DenseSlots | None = Field(None, description="`price:1 image:[2,3]`: slots with as many numbers")
+    ignored_slots: str | None = Field(None, description="slots that the lines have, and that are not read")
+    padding: int | None = Field(None, description="the value of a slot where a line lacks it; null is 0")
+    target: str | None = Field(
+        None, description="the slot that is the target; null: label, click, or the first sparse one"
+    )
+    hash_size: Count | dict[str, Count] | None = Field(
+        None, description="how many ids to make of sparse values by hashing; or {slot: N}"
+    )
+    on_bad_line: Literal["error", "skip", "count"] | None = Field(
+        None, description="error; skip: left out with a warning; count: with fewer warnings; null is error"
+    )
 
 
 class PhaseSchema(_Section):
@@ -338,8 +374,12 @@ class PhaseSchema(_Section):
     modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
     model_of: str | None = Field(None, description="a phase whose model and optimizers this trains; no `model` then")
     loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; `model`: what it returns")
-    metrics: NamedClasses = Field({}, description="name -> {class, args}")
-    train_metrics: NamedClasses = Field({}, description="name -> {class, args}: of the training batches of an epoch")
+    metrics: NamedMetrics = Field(
+        {}, description="name -> {class, args, batch: {argument of update: field of the batch}}"
+    )
+    train_metrics: NamedMetrics = Field(
+        {}, description="name -> {class, args, batch}: of the training batches of an epoch"
+    )
     optim_schedulers: NamedClasses = Field({}, description="name -> {class, args}; {}: hyper_parameters.optimizer")
     updater: UpdaterSettings | None = Field(None, description="{class_path, args}: trains on a batch; null: the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
@@ -499,4 +539,18 @@ WARN = "warn"
 MODEL_LOSS = "model"
 
 # The names of the target in a batch that is a mapping; the first that it has counts.
+# Keys of a dataset that are arguments of its class, where they are set.
+READER_KEYS = (
+    "data_path",
+    "sparse_slots",
+    "dense_slots",
+    "ignored_slots",
+    "padding",
+    "target",
+    "hash_size",
+    "on_bad_line",
+)
+# Those without which a dataset has to name its class, and the class that it has with them.
+SLOT_KEYS = ("sparse_slots", "dense_slots")
+SLOT_CLASS = "pipeline.data.slots:SlotFiles"
 TARGETS = ("target", "label", "labels")

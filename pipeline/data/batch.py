@@ -25,6 +25,86 @@ class EmptySlice(NamedTuple):
     batch: Any
 
 
+class SparseSlot(NamedTuple):
+    """The ids of one slot, as torch's EmbeddingBag takes them: ``bag(*slot)``.
+
+    Attributes:
+        values: int64 (ids,), those of each line after those of the line before.
+        offsets: int64 (batch,), where those of each line begin.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids, int64 (batch,), of a slot of which each line has one.
+
+        Raises:
+            DataError: some line has more.
+        """
+        if len(self.values) != len(self.offsets):
+            what = f"{len(self.offsets)} lines have {len(self.values)} ids of a slot"
+            raise DataError(f"{what}, and .ids is for one each; use an EmbeddingBag: bag(*slot)")
+        return self.values
+
+
+class SlotBatch(Mapping[str, Any]):
+    """Lines of slots: a mapping of the slot's name to its values, whose ``len`` is the number of lines.
+
+    Args:
+        fields: a dense slot is float32 (batch, …), a sparse one a ``SparseSlot``; ``target`` is float32 (batch,).
+    """
+
+    def __init__(self, fields: Mapping[str, Tensor | SparseSlot]) -> None:
+        self._fields = dict(fields)
+
+    def __getitem__(self, name: str) -> Any:
+        """The values of a slot."""
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the slots."""
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        """How many lines there are."""
+        first = next(iter(self._fields.values()))
+        return len(first.offsets if isinstance(first, SparseSlot) else first)
+
+    def to(self, *args: Any, **keywords: Any) -> SlotBatch:
+        """The same on a device, in three copies however many slots there are."""
+        layout, *parts = self._packed()
+        return _unpacked(layout, *(part.to(*args, **keywords) for part in parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From a worker, three tensors come rather than one or two for each slot."""
+        return _unpacked, self._packed()
+
+    def _packed(self) -> tuple[list[Any], Tensor, Tensor, Tensor]:
+        """(name, shape) of each dense slot or (name, how many ids) of each sparse one; all floats, all ids, all offsets."""
+        sparse = [field for field in self._fields.values() if isinstance(field, SparseSlot)]
+        dense = [field.flatten() for field in self._fields.values() if not isinstance(field, SparseSlot)]
+        layout = [
+            (name, len(field.values) if isinstance(field, SparseSlot) else field.shape)
+            for name, field in self._fields.items()
+        ]
+        ids = [
+            torch.cat([slot[part] for slot in sparse]) if sparse else torch.empty(0, dtype=torch.int64)
+            for part in (0, 1)
+        ]
+        return layout, torch.cat(dense) if dense else torch.empty(0), ids[0], ids[1]
+
+
+def _unpacked(layout: list[Any], floats: Tensor, values: Tensor, offsets: Tensor) -> SlotBatch:
+    """What ``SlotBatch._packed`` has packed."""
+    sparse = [size for _, size in layout if isinstance(size, int)]
+    shapes = [shape for _, shape in layout if not isinstance(shape, int)]
+    ids = map(SparseSlot, torch.split(values, sparse), offsets.chunk(len(sparse)) if sparse else ())
+    dense = map(Tensor.view, torch.split(floats, [shape.numel() for shape in shapes]), shapes)
+    return SlotBatch({name: next(ids) if isinstance(size, int) else next(dense) for name, size in layout})
+
+
 def split(batch: Any) -> tuple[Any, Any]:
     """(inputs, target) of a batch: a pair, or a mapping with one of ``TARGETS``.
 
@@ -38,7 +118,8 @@ def split(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         for name in TARGETS:
             if name in batch:
-                return {key: value for key, value in batch.items() if key != name}, batch[name]
+                inputs = {key: value for key, value in batch.items() if key != name}
+                return SlotBatch(inputs) if type(batch) is SlotBatch else inputs, batch[name]
         keys = ", ".join(map(str, batch))
         none = f"a batch with the keys {keys} has none of {', '.join(map(repr, TARGETS))}"
         raise DataError(f"{none}; name one so, or write a Brain")
@@ -61,6 +142,8 @@ def count_samples(batch: Any) -> int:
         first = first[0]
     if type(first) is Tensor and first.ndim:
         return first.shape[0]
+    if type(batch) is SlotBatch:
+        return len(batch)
     is_object = isinstance(batch, Sized) and hasattr(batch, "to") and not isinstance(batch, Tensor | Mapping)
     return next(filter(None, lengths(batch)), 0) or (len(batch) if is_object else 0)
 

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from pipeline.config.yaml_tree import differences
-from pipeline.data.batch import MAX_LISTED, EmptySlice, lengths, shape_of
+from pipeline.data.batch import MAX_LISTED, EmptySlice, SlotBatch, lengths, shape_of
 from pipeline.data.rng import seeding
 from pipeline.errors import DataError
 from pipeline.user_code.tracebacks import user_traceback
@@ -353,8 +353,13 @@ class FetchedDataset:
             raise
         count = len(indices)
         found = set(lengths(samples)) if self.collate is uncollated else {length_hint(samples, count)}
-        # What a function of somebody's own takes is its own affair.
-        if found and count not in found and self.collate in (*TORCH_COLLATES, uncollated):
+        # What a function of somebody's own takes is its own affair; bad lines of slots may be left out.
+        if (
+            type(samples) is not SlotBatch
+            and found
+            and count not in found
+            and self.collate in (*TORCH_COLLATES, uncollated)
+        ):
             what = f"{type(self.dataset).__name__}.__getitems__ returned {shape_of(samples, 1)}"
             remedy = "return a sample for each index or, with whole_batches: true, a batch with a row for each"
             raise DataError(f"{self.where}: {what} for {count} of them, {request}{in_worker()}; {remedy}")

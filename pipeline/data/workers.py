@@ -74,10 +74,10 @@ class Workers:
         """What to raise in place of an error of torch's; None: the error itself."""
         if not isinstance(error, RuntimeError | OSError | EOFError):
             return None
-        text = str(error)
-        # Meanwhile torch may report a death, once for each worker.
-        for _ in self._processes:
+        # Meanwhile torch may report deaths, once for each worker: after the last report nothing interrupts.
+        for _ in range(len(self._processes) + 1):
             with suppress(RuntimeError), without_death_reports():
+                text = str(error)
                 message = self._explain_timeout(text) or self.explain_death(text) or self._death(self._dead())
                 return DataError(message) if message else None
         return None
@@ -91,7 +91,7 @@ class Workers:
     def _dead(self) -> list[int]:
         """The workers that are dead. One that dies while it hands over a batch is reported as a lost connection."""
         sentinels = {process.sentinel: number for number, process in enumerate(self._processes)}
-        return [sentinels[ready] for ready in wait(list(sentinels), timeout=1) if isinstance(ready, int)]
+        return [sentinels[ready] for ready in wait(list(sentinels), timeout=5) if isinstance(ready, int)]
 
     def _death(self, numbers: list[int]) -> str | None:
         if not numbers:

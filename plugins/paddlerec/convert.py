@@ -172,9 +172,7 @@ class _Optimizer(Section):
     def kind(self, entry: Entry) -> None:
         """``class``: the class of torch.optim."""
         name = _OPTIMIZERS.get(str(entry.value).upper())
-        lazy = (
-            "PaddleRec's was lazy and left rows alone that a batch did not use; SparseAdam does so for sparse gradients"
-        )
+        lazy = "PaddleRec's was lazy and left rows alone that a batch did not use; lazy_mode: true does so where sparse=True"
         if name is None:
             self.notes.add(
                 entry, f"PaddleRec had SGD, ADAM and ADAGRAD, not '{entry.value}'; name a class of torch.optim"
@@ -196,10 +194,13 @@ class _Optimizer(Section):
 
 
 class DatasetSection(Section):
-    """One item of ``dataset``: what reads it is a class of the user's, its settings are that class's arguments."""
+    """One item of ``dataset``: slots are read here as there; else a class of the user's does, with the settings."""
 
     name = "dataset"
-    arguments = ("data_path", "sparse_slots", "dense_slots", "padding")
+
+    def arguments(self) -> tuple[str, ...]:
+        """Of a class of the user's."""
+        return () if self.has_slots else ("data_path", "padding")
 
     @property
     def rules(self) -> Mapping[str, Callable[[Entry], None]]:
@@ -209,6 +210,8 @@ class DatasetSection(Section):
             "data_path": self.data_path,
             "data_converter": self.data_converter,
             "reader_class_name": self.reader_class_name,
+            "sparse_slots": self.slots,
+            "dense_slots": self.slots,
         }
 
     @cached_property
@@ -224,19 +227,22 @@ class DatasetSection(Section):
     def convert(self) -> None:
         """Convert every entry; give what reads the data a class path."""
         super().convert()
-        if self.has_slots or "data_converter" not in self.settings:
-            self.add_class_path()
+        if not self.has_slots and "data_converter" not in self.settings:
+            path = f"{{workspace}}/{self.reader.lower()}.py:{self.reader}"
+            reason = f"PaddleRec read this with the model; write class {self.reader} there, {self.wanted()}"
+            self.add(self.settings["name"], "class_path", path, reason)
 
-    def add_class_path(self) -> None:
-        """A place for the class that PaddleRec had of its own, or in the model."""
-        what, name = ("its own reader of slots", "Slots") if self.has_slots else ("the model", self.reader)
-        path = f"{{workspace}}/{name.lower()}.py:{name}"
-        reason = f"PaddleRec read this with {what}; write class {name} there, {self.wanted()}"
-        self.add(self.settings["name"], "class_path", path, reason)
+    def slots(self, entry: Entry) -> None:
+        """``sparse_slots`` and ``dense_slots``: here nothing is left out without a word."""
+        self.keep(entry)
+        first = next(key for key in ("sparse_slots", "dense_slots") if key in self.settings)
+        if entry.key == first:
+            other = "PaddleRec left out what it does not name; name that in ignored_slots"
+            self.notes.add(entry, f"a slot of the lines that no key names is an error now: {other}")
 
     def wanted(self) -> str:
         """What the class has to be."""
-        taken = [key for key in self.arguments if key in self.settings]
+        taken = [key for key in self.arguments() if key in self.settings]
         return f"a torch Dataset or IterableDataset{' that takes ' if taken else ''}{', '.join(taken)}"
 
     def data_converter(self, entry: Entry) -> None:

@@ -105,6 +105,53 @@ def test_a_fault_elsewhere_makes_no_fault_of_a_batch_size_that_is_not_written(li
     assert fault.address == "runner.train_runner.no_such_key"
 
 
+SLOTS = """
+    runner: [{name: r, class: train, epochs: 1}]
+    phase: [{name: p, model: torch.nn:Identity, loss: torch.nn.functional.mse_loss, dataset_name: d}]
+    hyper_parameters: {optimizer: {class: SGD, learning_rate: 0.1}}
+    dataset:
+      - name: d
+        data_path: lines
+        sparse_slots: "click 1 2"
+        dense_slots: "price:1 image:[2, 3]"
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], []),
+        (["batch_size=8", "shuffle=true", "hash_size={1: 100}", "padding=3", "on_bad_line=count", "ignored_slots=x"], []),
+        (["target=price"], []),
+        (["target=clik"], ["target: there is no slot 'clik'; did you mean 'click'?"]),
+        (["target=image"], ["target: slot image has 6 numbers; name one with one"]),
+        (["hash_size={3: 100}"], ["hash_size: '3' is no sparse slot beside the target; known: 1, 2"]),
+        (["hash_size=0"], ["hash_size: is 0; it must be greater than 0"]),
+        (["ignored_slots=2"], ["ignored_slots: is 2, a whole number; write a string"]),
+        (["ignored_slots='2'"], ["ignored_slots: slot 2 is named twice; name it once in one of ignored_slots, dense_slots, sparse_slots"]),
+        (["dense_slots=price"], ["dense_slots: has 'price'; write each slot once, as name:13 or name:[2,3]"]),
+        (["on_bad_line=ignore"], ["on_bad_line: is 'ignore'; known: count, error, skip"]),
+        (["data_path=null"], ["class_path: has slots, and no files with them; add data_path"]),
+        (["collate_fn=torch.stack"], ["collate_fn: would be ignored: whole_batches is true; remove one of the two"]),
+        # The keys are arguments of any class that takes them.
+        (["class_path=own.py:Own", "args={size: 1}"], []),
+        (["class_path=own.py:Rows", "args={size: 1}"],
+         [f"{key}: would be ignored: Rows has no argument '{key}'; remove it" for key in ("data_path", "sparse_slots", "dense_slots")]),
+        (["class_path=own.py:Own", "args={size: 1, data_path: x}"], ["data_path: is in args too; keep one of the two", "args.data_path: Own has no argument 'data_path'; known: size"]),
+    ],
+)  # fmt: skip
+def test_the_slots_of_a_dataset_have_to_hold_together(
+    tmp_path: Path, overrides: list[str], expected: list[str]
+) -> None:
+    own = "class Own:\n    def __init__(self, data_path, sparse_slots, dense_slots, size): pass\n    def __len__(self): return 1\n"
+    (tmp_path / "own.py").write_text(textwrap.dedent(SOURCE) + own, encoding="utf-8")
+    config = tmp_path / "config.yaml"
+    config.write_text(textwrap.dedent(SLOTS), encoding="utf-8")
+    given = [f"dataset.d.{each}".replace("own.py", f"{tmp_path}/own.py") for each in overrides]
+    found = [f"{fault.address}: {fault.message}" for fault in check(config, given)]
+    assert found == [f"dataset.d.{each}" for each in expected]
+
+
 def test_a_dataset_has_one_size_of_a_batch(linear: Path) -> None:
     text = linear.read_text(encoding="utf-8").replace("batch_size: 4", "batch_size: 4, global_batch_size: 8")
     linear.write_text(text, encoding="utf-8")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.data.loader import make_loader
-from pipeline.data.workers import supervise_workers
+from pipeline.data.workers import RUNNING, supervise_workers, without_death_reports
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
@@ -128,6 +129,27 @@ def test_a_pass_that_nobody_reads_leaves_no_worker() -> None:
     worker.join(10)
     assert not worker.is_alive()
     assert loader.state_dict()["taken"] == 0
+
+
+def test_a_death_that_is_reported_while_a_lost_connection_is_explained_is_told_as_well() -> None:
+    loader = make_loader(Failing(kill), seed=0, batch_size=3, num_workers=1, where="dataset.train")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    batches = iter(loader)
+    (worker,) = multiprocessing.active_children()
+    next(batches)
+    multiprocessing.connection.wait([worker.sentinel], 60)
+    (workers,) = (running for running in RUNNING if running.iterator._workers[0].pid == worker.pid)
+
+    def report(frame: Any, event: str, argument: Any) -> None:
+        if frame.f_code.co_name == without_death_reports.__name__:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    sys.settrace(report)
+    try:
+        explained = workers.explain(ConnectionResetError(104, "Connection reset by peer"))
+    finally:
+        sys.settrace(None)
+    assert str(explained).startswith("dataset.train: worker 0 was killed by SIGKILL at sample 7")
 
 
 def begin_and_linger(loader: Any) -> None:

@@ -1,0 +1,331 @@
+"""Lines ``slot:value slot:value …``, PaddleRec's format: a dataset that gives batches of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import c_int64
+from functools import cache, partial
+from itertools import accumulate, chain
+from multiprocessing.sharedctypes import RawArray
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from loguru import logger
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from pipeline.config.slots import Slots, SlotsError, make_slots
+from pipeline.data.batch import SlotBatch, SparseSlot
+from pipeline.data.fetch import in_worker
+from pipeline.data.lines import LineFiles, find_files
+from pipeline.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pipeline.data.slot_columns import ColumnParser
+
+# Lines that are read at the beginning, to find out which slots there are.
+LOOKED_AT = 1000
+
+# From here on a number is infinite as float32: half a step above the largest.
+_TOO_LARGE = 2.0**128 - 2.0**103
+
+
+class BadLineError(Exception):
+    """What is wrong with a line."""
+
+
+class Parsed(NamedTuple):
+    """Lines whose values were read.
+
+    Attributes:
+        fields: name -> dense values float32 (batch, …), or a SparseSlot.
+        lacking: name -> how many of the lines lack it.
+    """
+
+    fields: dict[str, Tensor | SparseSlot]
+    lacking: Mapping[str, int]
+
+
+def fnv1a(value: bytes) -> int:
+    """The 64-bit FNV-1a hash of bytes (Fowler, Noll and Vo; RFC 9923): the same everywhere, and not secret."""
+    hashed = 0xCBF29CE484222325
+    for byte in value:
+        hashed = (hashed ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return hashed
+
+
+class LineParser:
+    """Reads lines one by one, and says what is wrong with one.
+
+    Args:
+        slots: what they may have.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        # name -> the same as text, and what reads a value.
+        self._readers: dict[bytes, tuple[str, Callable[[bytes], float]]] = {
+            **{name.encode(): (name, _float) for name in slots.dense},
+            **{name.encode(): (name, _id) for name in slots.sparse},
+            **{name.encode(): (name, partial(_hashed, size=size)) for name, size in slots.hash_sizes.items()},
+        }
+        self._ignored = {name.encode() for name in slots.ignored}
+        self._widths = {name: math.prod(shape) for name, shape in slots.dense.items()} | {slots.target: 1}
+
+    def __call__(self, text: bytes) -> Parsed:
+        """Read lines.
+
+        Raises:
+            BadLineError: one cannot be read.
+        """
+        return self.fields([self.read(line) for line in text[:-1].split(b"\n")])
+
+    def read(self, line: bytes) -> dict[str, list[float]]:
+        """The values of each slot that a line has.
+
+        Raises:
+            BadLineError: it cannot be read.
+        """
+        values: dict[str, list[float]] = {}
+        readers = self._readers
+        for field in line.split():
+            name, colon, value = field.partition(b":")
+            if name not in readers or not colon:
+                self._check_unread(name, colon)
+                continue
+            slot, read = readers[name]
+            try:
+                number = read(value)
+            except ValueError as error:
+                raise BadLineError(f"slot {slot}: {_text(value)!r} {error}") from None
+            if slot in values:
+                values[slot].append(number)
+            else:
+                values[slot] = [number]
+        if not values:
+            raise BadLineError("has no slot of those in the config")
+        for slot, width in self._widths.items():
+            if slot in values and len(values[slot]) != width:
+                which = ", the target," if slot == self.slots.target else ""
+                raise BadLineError(f"slot {slot}{which} has {len(values[slot])} values, and not {width}")
+        if self.slots.target not in values:
+            raise BadLineError(f"has no slot {self.slots.target}, the target")
+        return values
+
+    def _check_unread(self, name: bytes, colon: bytes) -> None:
+        if not colon:
+            raise BadLineError(f"{_text(name)!r} is no slot:value")
+        if name not in self._ignored:
+            remedy = "add it to sparse_slots, dense_slots or ignored_slots"
+            raise BadLineError(f"slot {_text(name)} is not in the config; {remedy}")
+
+    def fields(self, read: Sequence[Mapping[str, list[float]]]) -> Parsed:
+        """The values of lines, those that one lacks filled in."""
+        slots, lacking = self.slots, {}
+        fields: dict[str, Tensor | SparseSlot] = {}
+        for name in slots.names:
+            fill = [slots.padding] * math.prod(slots.dense.get(name, (1,)))
+            values = [line.get(name, fill) for line in read]
+            lacking[name] = sum(part is fill for part in values)
+            flat = list(chain.from_iterable(values))
+            if name in slots.dense:
+                fields[name] = torch.tensor(flat, dtype=torch.float32).view(-1, *slots.dense[name])
+            else:
+                offsets = torch.tensor([0, *accumulate(map(len, values))][:-1], dtype=torch.int64)
+                fields[name] = SparseSlot(torch.tensor(flat, dtype=torch.int64), offsets)
+        return Parsed(fields, lacking)
+
+
+def _float(value: bytes) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    # Python reads 1_0 as 10.
+    if not -_TOO_LARGE < number < _TOO_LARGE or b"_" in value:
+        raise ValueError("is no finite number of a dense slot")
+    return number
+
+
+def _id(value: bytes) -> int:
+    # Of bytes, these are 0 to 9 alone.
+    if value.isdigit() and len(value) < 19:
+        return int(value)
+    if not value.removeprefix(b"-").isdigit():
+        raise ValueError("is no id, a whole number; hash_size makes ids of words")
+    if not 0 <= (number := int(value)) < 2**63:
+        raise ValueError("is out of range: ids are from 0 to 2**63 - 1; hash_size makes such ids of others")
+    return number
+
+
+def _hashed(value: bytes, size: int) -> int:
+    if not value:
+        raise ValueError("is no value")
+    return fnv1a(value) % size
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")
+
+
+class SlotFiles(Dataset[SlotBatch]):
+    """The lines of text files ``slot:value slot:value …``, in any order, batch by batch.
+
+    A batch is a ``SlotBatch``. A slot that a line lacks has ``padding`` there: a sparse one once, a dense one at each place.
+    Each line is found by its number, so an epoch can be shuffled, divided among workers and processes, and gone on with, as
+    that of any dataset with indices.
+
+    Args:
+        data_path: files, folders, patterns, or a list of these; see ``find_files``.
+        sparse_slots: names of slots with ids, whole numbers from 0 to 2**63 - 1, any number of them in a line.
+        dense_slots: ``name:13`` or ``name:[2,3]``: names of slots with as many numbers in each line that has them.
+        ignored_slots: names of slots that the lines have and nobody reads.
+        padding: the value of a slot where a line lacks it.
+        target: the slot that becomes ``target``, float32 (batch,); by default ``label`` or ``click``, else the first sparse one.
+        hash_size: how many ids to make of the values of all sparse slots, the target aside, or ``{slot: N}``: the 64-bit
+            FNV-1a hash of the value's bytes, modulo N. It is the same in every process and version.
+        on_bad_line: ``error``; ``skip`` to leave such a line out with a warning; ``count`` to leave it out, with a warning at
+            the 1st, 10th, 100th and so on of a worker.
+        where: what messages begin with.
+
+    Raises:
+        ConfigError: the slots contradict each other.
+        DataError: there is no line; or among the first lines there is a bad one; or a slot occurs in no line at all.
+    """
+
+    def __init__(
+        self,
+        data_path: str | Sequence[str],
+        *,
+        sparse_slots: str = "",
+        dense_slots: str = "",
+        ignored_slots: str = "",
+        padding: int = 0,
+        target: str | None = None,
+        hash_size: int | Mapping[str, int] | None = None,
+        on_bad_line: str = "error",
+        where: str = "dataset",
+    ) -> None:
+        self.where, self.on_bad_line = where, on_bad_line
+        try:
+            self.slots = make_slots(sparse_slots, dense_slots, ignored_slots, padding, target, hash_size)
+        except SlotsError as error:
+            raise ConfigError(f"{where}.{error}") from None
+        self.parser = LineParser(self.slots)
+        self._columns = _column_parser(self.slots)
+        self.lines = LineFiles(find_files(data_path, where), where)
+        # How many were left out by this process, and by each worker: memory that they share.
+        self._bad = RawArray(c_int64, 256)
+        self._look()
+
+    def __len__(self) -> int:
+        """How many lines there are."""
+        return len(self.lines)
+
+    def __getitem__(self, number: int) -> SlotBatch:
+        """A batch of one line."""
+        return self.__getitems__([number])
+
+    def __getitems__(self, numbers: Iterable[int]) -> SlotBatch:
+        """A batch of the lines of these numbers.
+
+        Raises:
+            DataError: a line is bad, or all are where they are left out.
+        """
+        numbers = list(numbers)
+        parsed = self._parse(numbers, self._report)
+        if not parsed:
+            what = f"all {len(numbers)} lines of a batch are bad, the first of them {self.lines.place(numbers[0])}"
+            raise DataError(f"{self.where}: {what}; mend the files")
+        return self._batch(parsed.fields)
+
+    def _batch(self, fields: Mapping[str, Tensor | SparseSlot]) -> SlotBatch:
+        name = self.slots.target
+        target = fields[name]
+        flat = target.values.float() if isinstance(target, SparseSlot) else target.view(-1)
+        return SlotBatch({other: field for other, field in fields.items() if other != name} | {"target": flat})
+
+    def _parse(self, numbers: Sequence[int], report: Callable[[str], None]) -> Parsed | None:
+        """The values of lines, without those that are bad; None if that leaves none."""
+        text = self.lines.read(numbers)
+        if self._columns and (fields := self._columns(text)):
+            return Parsed(*fields)
+        try:
+            return self.parser(text)
+        except BadLineError:
+            good = []
+            for number, line in zip(numbers, text[:-1].split(b"\n"), strict=True):
+                try:
+                    good.append(self.parser.read(line))
+                except BadLineError as error:
+                    what = f"{self.where}: {self.lines.place(number)}: {error}"
+                    if self.on_bad_line == "error":
+                        raise DataError(f"{what}; mend the line, or set on_bad_line: skip") from None
+                    report(what)
+            return self.parser.fields(good) if good else None
+
+    def _report(self, what: str) -> None:
+        """Say of a line that it is left out."""
+        info = get_worker_info()
+        cell = (info.id + 1) % len(self._bad) if info else 0
+        self._bad[cell] += 1
+        if self.on_bad_line == "skip":
+            logger.warning(f"{what}; it is left out{in_worker()}")
+        elif re.fullmatch("10*", str(self._bad[cell])):
+            logger.warning(f"{what}; so far {sum(self._bad)} bad lines were left out, each as often as it was read")
+
+    def _look(self) -> None:
+        """Read the first lines, and say which slots they have.
+
+        Raises:
+            DataError: one is bad, or a slot is in no line at all.
+        """
+        count = min(len(self), LOOKED_AT)
+        bad: list[str] = []
+        parsed = self._parse(range(count), bad.append)
+        lacking = parsed.lacking if parsed else dict.fromkeys(self.slots.names, count)
+        good = count - len(bad)
+        if absent := [name for name in self.slots.names if lacking[name] >= good and not self._occurs(name, count)]:
+            there = ", ".join(sorted(map(_text, self._names(count))))
+            what = f"no line has the slots {', '.join(absent)}; the first lines have {there}"
+            raise DataError(f"{self.where}: {what}; mend sparse_slots and dense_slots, or data_path")
+        logger.info(f"{self.where}: {self._coverage(lacking, good, bad)}")
+
+    def _coverage(self, lacking: Mapping[str, int], good: int, bad: Sequence[str]) -> str:
+        """How many of the first lines have each slot, and which one is the target."""
+        files, slots = len(self.lines.paths), self.slots
+        incomplete = [f"{name} {good - lacking[name]}" for name in slots.names if lacking[name]]
+        some = f" but {', '.join(incomplete)}; where a line lacks one it is {slots.padding}" if incomplete else ""
+        which = "all" if good == len(self) else f"of the first {good}, all"
+        lines = (
+            f"{len(self):,} lines in {files} file{'s' * (files > 1)}; {which} have all {len(slots.names)} slots{some}"
+        )
+        return f"{lines}; the target is {slots.target}" + (f"; {len(bad)} bad ones: {bad[0]}" if bad else "")
+
+    def _names(self, count: int) -> set[bytes]:
+        return {field.partition(b":")[0] for field in self.lines.read(range(count)).split()}
+
+    def _occurs(self, name: str, begin: int) -> bool:
+        """Whether any line from a number on has a slot."""
+        field = re.compile(rb"(?:^|\s)" + re.escape(name.encode()) + b":")
+        parts = (range(first, min(first + LOOKED_AT, len(self))) for first in range(begin, len(self), LOOKED_AT))
+        return any(field.search(self.lines.read(part)) for part in parts)
+
+
+def _column_parser(slots: Slots) -> ColumnParser | None:
+    """What reads lines all at once; None where what it needs is not installed."""
+    try:
+        from pipeline.data.slot_columns import ColumnParser  # noqa: PLC0415 - imports numpy and pyarrow, an extra
+    except ImportError as error:
+        _say_how_to_read_faster(str(error.name))
+        return None
+    return ColumnParser(slots)
+
+
+@cache
+def _say_how_to_read_faster(missing: str) -> None:
+    """Once, for however many datasets."""
+    remedy = "pip install 'five-stage-pipeline[rec]' has them read many times as fast"
+    logger.info(f"lines of slots are read one by one, since {missing} is not installed; {remedy}")
