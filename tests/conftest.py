@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from forked_runs import Zygote
 from loguru import logger
 
-from pipeline.cli import COMMANDS, group
+from pipeline.cli import group
 from tests.distributed.ranks import Ranks
 
 REPOSITORY = Path(__file__).parents[1]
@@ -59,12 +59,12 @@ def pipeline() -> Callable[..., Result]:
 
 
 def command_texts() -> dict[str, str]:
-    """Every command, in order, and what it does: ours by our table, one of a package by the help that click shows of it."""
+    """Every command, in order, and what it does: the first line of its help."""
     context = Context(group)
     texts = {}
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        texts[name] = COMMANDS.get(name) or str(command and command.help).splitlines()[0]
+        texts[name] = str(command and command.help).splitlines()[0]
     return texts
 
 

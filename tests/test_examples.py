@@ -541,6 +541,26 @@ def test_movielens_deepfm_writes_predictions_whose_log_loss_is_the_reported_one(
     assert sum(losses) / len(losses) == pytest.approx(reported, abs=1e-6)
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_ctr_dnn_comes_close_to_the_probabilities_that_the_clicks_were_drawn_from(ran: Ran, seed: int) -> None:
+    context = ran("ctr_dnn", f"runner.train_runner.seed={seed}", "mode=train_runner").contexts["train_runner"]
+    probability = runpy.run_path(str(FOLDER / "ctr_dnn" / "instance.py"))["probability"]
+    best, clicks = [], []
+    for path in sorted((context["run_dir"] / "data" / "valid").iterdir()):
+        for line in path.read_text().splitlines():
+            slots = [field.split(":") for field in line.split()]
+            values = {name: value for name, value in slots if name != "history"}
+            history = [int(value[1:]) for name, value in slots if name == "history"]
+            user, item, price = int(values["user"][1:]), int(values["item"][1:]), float(values["price"])
+            best.append(probability(user, item, price, history))
+            clicks.append(values["click"] == "1")
+    negatives = sorted(score for score, click in zip(best, clicks, strict=True) if not click)
+    positives = [score for score, click in zip(best, clicks, strict=True) if click]
+    won = sum((bisect_left(negatives, score) + bisect_right(negatives, score)) / 2 for score in positives)
+    possible = won / len(positives) / len(negatives)
+    assert possible - 0.05 < context["metrics"]["ctr"]["valid_auc"] < possible
+
+
 def raw(ran: Ran, table: str) -> list[list[str]]:
     """The rows of a table of the wheel, header left out."""
     with zipfile.ZipFile(ran("movielens_deepfm").contexts["train_runner"]["movielens"]) as wheel:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline_plugins import weight_exporter
 
 from pipeline import Context, GeneralTrainer, hookspecs
 from pipeline.checkpoint.reader import read_checkpoint
@@ -137,8 +138,8 @@ def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(record
 
 
 def test_every_hook_is_called_somewhere_in_the_framework_and_no_other_is() -> None:
-    folder = Path(hookspecs.__file__).parent
-    text = "\n".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
+    files = [*Path(hookspecs.__file__).parent.rglob("*.py"), Path(weight_exporter.__file__)]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     calls = re.findall(r"(?:\bhooks|\[\"hooks\"\])\.(\w+)\b", text) + re.findall(
         r'hook_or_none\([\w.]+, "(\w+)"\)', text
     )

@@ -58,16 +58,18 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 
 def test_every_plugin_that_comes_along_is_offered_as_an_entry_point() -> None:
-    groups = ("pipeline.plugins", "pipeline.plugin_reports", "pipeline.run_summaries")
-    offered = dict(line.split(" = ") for group in groups for line in lines("options.entry_points", group))
-    assert sorted(offered) == sorted(path.stem for path in REPOSITORY.glob("plugins/*.py") if path.stem != "__init__")
+    groups = ("plugins", "plugin_reports", "run_summaries", "exporters", "checks")
+    offered = dict(line.split(" = ") for own in groups for line in lines("options.entry_points", f"pipeline.{own}"))
+    files = [name for name, path in offered.items() if path.startswith(f"pipeline_plugins.{name}:")]
+    assert sorted(files) == sorted(path.stem for path in REPOSITORY.glob("plugins/*.py") if path.stem != "__init__")
     assert all(callable(getattr(import_module(path.split(":")[0]), path.split(":")[1])) for path in offered.values())
 
 
 def test_every_plugin_with_a_command_offers_it_as_an_entry_point() -> None:
     folders = [path.parent.name for path in REPOSITORY.glob("plugins/*/command.py")]
     offered = [line.split(" = ")[1] for line in lines("options.entry_points", "pipeline.commands")]
-    assert sorted(offered) == sorted(f"pipeline_plugins.{folder}.command:command" for folder in folders)
+    ours = [f"pipeline_plugins.{folder}.command:command" for folder in folders]
+    assert sorted(offered) == ["pipeline.cli.run:command", *sorted(ours)]
 
 
 def test_every_module_has_its_layer() -> None:

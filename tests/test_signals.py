@@ -355,7 +355,7 @@ main()
 
 
 def test_ctrl_c_ends_a_command_that_is_still_imported_though_torch_swallows_it() -> None:
-    script = WHERE_A_FILE_IS_OPENED.format(name="check.", interrupt="signal.raise_signal(signal.SIGINT)")
+    script = WHERE_A_FILE_IS_OPENED.format(name="checker.", interrupt="signal.raise_signal(signal.SIGINT)")
     done = ended(script, "check", "none.yaml")
     assert (done.returncode, done.stderr) == (130, "interrupted before anything was run\n")
 

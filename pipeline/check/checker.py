@@ -13,19 +13,19 @@ from pathlib import Path
 
 from pipeline.check.data_flow import DataFlow, FlowCheck, default_path, flow_of_plugin, is_untouched, runs_in_order
 from pipeline.check.hooks import definition_of, faults_of_hooks
-from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting, kind
 from pipeline.check.phase import PhaseCheck
 from pipeline.check.runner import check_runner, experiment_of, missing_checkpoint
-from pipeline.check.stage import check_arguments, method_faults, stage_faults, stage_notes, swap_report
+from pipeline.check.stage import check_arguments, method_faults, stage_faults, stage_notes
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
 from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
 from pipeline.user_code import class_path, classes, source, uncalled
 from pipeline.user_code.context_flow import Flow
-from pipeline.user_code.plugins import HOOKS, Plugin, configured_plugins, plugin_faults
+from pipeline.user_code.plugins import HOOKS, Plugin, configured_plugins, offered, plugin_faults
 from pipeline.user_code.source import file_cache
+from pipeline.user_code.tracebacks import error_context
 
 
 @dataclass
@@ -97,15 +97,18 @@ def inspect(
             runner.fault_at("init_model_path", message)
     if not is_open:
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
-    certain = sound and in_order and not isinstance(config, Mapping)
-    suspects = HyperParameterCheck(inspection, builder.used).all(certain=certain)
+    inspection.flows, inspection.used = flows, builder.used
+    inspection.certain = sound and in_order and not isinstance(config, Mapping)
+    for name, further_check in offered("checks").items():
+        with error_context(f"check {name} of the entry-point group pipeline.checks"):
+            further_check(inspection)
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(builder.faults), key=lambda fault: (fault.where, fault.line, fault.column))
     if builder.config:
         builder.config.sources = inspection.files
-        builder.config.swaps = swap_report(flows)
+        builder.config.swaps = inspection.swaps
         builder.config.notes = list(dict.fromkeys(inspection.notes))
-        builder.config.reads.suspects = suspects
+        builder.config.reads.suspects = inspection.suspects
     return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
 
 

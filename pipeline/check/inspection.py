@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,12 +24,21 @@ class Inspection:
         faults: what is wrong with it; grows.
         notes: what is no fault, but perhaps not meant; grows.
         modules: the workspace files that were read.
+        flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``.
+        used: the addresses that values of the config refer to.
+        certain: whether the trainer is the default, and the config stands in a file.
+        suspects: the ``hyper_parameters`` that nothing seems to read.
+        swaps: what the stages that are not the default change, a text.
     """
 
     def __init__(self, tree: Node, workspace: Path | None, faults: list[Fault]) -> None:
         self.tree, self.workspace, self.faults = tree, workspace, faults
         self.notes: list[str] = []
         self.modules: dict[Path, source.Module] = {}
+        self.flows: Mapping[str, Any] = {}
+        self.used: Collection[str] = ()
+        self.certain, self.swaps = False, ""
+        self.suspects: set[str] = set()
 
     @property
     def files(self) -> list[Path]:
@@ -201,11 +210,11 @@ class Setting:
         if definition and parameters:
             self.or_empty(origin).check_arguments(parameters.without(implicit), definition.name)
 
-    def class_of(self, example: str) -> Setting:
-        """The class of ``{class, args}``; reports a missing class, wrong arguments, and other keys."""
-        self.check_keys(["class", "args"])
+    def class_of(self, example: str, *keys: str) -> Setting:
+        """The class of ``{class, args}``, beside other ``keys``; reports a missing class, wrong arguments, and other keys."""
+        self.check_keys(["class", "args", *keys])
         self["args"].check_mapping()
-        if self.is_mapping and not set(self.value) - {"args"}:  # else the class is there, or may be misspelt
+        if self.is_mapping and not set(self.value) - {"args", *keys}:  # else the class is there, or may be misspelt
             self.fault(f"has no class; write {example}")
         return self["class"]
 

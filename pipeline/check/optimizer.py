@@ -10,7 +10,7 @@ from pipeline.check.inspection import Setting
 from pipeline.config.schema import multiple_of, too_short
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
-from pipeline.user_code.class_path import LR_SCHEDULERS, OPTIMIZERS, SCHEDULES
+from pipeline.user_code.class_path import LAZY_OPTIMIZERS, LR_SCHEDULERS, OPTIMIZERS, SCHEDULES
 from pipeline.user_code.classes import Parameters, describe_value
 
 
@@ -47,13 +47,16 @@ def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, s
         path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
     if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
         _check_rate(settings)
+        if holder["lazy_mode"].value is True and definition.name not in LAZY_OPTIMIZERS:
+            what = f"{definition.name} cannot step single rows"
+            holder["lazy_mode"].fault(f"{what}; leave it out, or use {', '.join(LAZY_OPTIMIZERS)}", of_key=True)
     # A function takes other arguments than the optimizer that it makes.
     is_class = definition and isinstance(definition.node, source.ClassNode)
     _check_groups(holder, free if is_class else None, definition.name if definition else "")
 
 
-# What a config has among the keys of an optimizer or a group, and no optimizer takes.
-_OURS = ("class", "groups", "params", "remove_vector_weight_decay")
+# What a config has among the keys of an optimizer, and no optimizer takes.
+_OURS = ("class", "groups", "remove_vector_weight_decay", "lazy_mode")
 
 
 def _check_options(settings: Setting, parameters: Parameters | None, name: str) -> None:
@@ -62,15 +65,17 @@ def _check_options(settings: Setting, parameters: Parameters | None, name: str) 
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
     if parameters and "lr" in parameters.names:
         parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
-    entries = ((key, option.node) for key, option in settings.entries() if key not in _OURS)
+    is_group = settings["params"].node is not None
+    ours = ("params",) if is_group else _OURS
+    entries = ((key, option.node) for key, option in settings.entries() if key not in ours)
     options = {"lr" if key == "learning_rate" else key: node for key, node in entries}
-    if settings["fused"].value == "auto" and not settings["params"].node:
+    if settings["fused"].value == "auto" and not is_group:
         del options["fused"]
     settings.with_keys(options).check_arguments(parameters, name)
 
 
 def _check_groups(holder: Setting, parameters: Parameters | None, name: str) -> None:
-    """``groups``, whose options are those of the optimizer; and ``remove_vector_weight_decay``."""
+    """``groups``, whose options are those of the optimizer; ``remove_vector_weight_decay`` and ``lazy_mode``."""
     groups, spares = holder["groups"], holder["remove_vector_weight_decay"]
     example = "{params: '*.bias', weight_decay: 0}"
     if groups.node and not isinstance(groups.node.value, list):
@@ -84,9 +89,10 @@ def _check_groups(holder: Setting, parameters: Parameters | None, name: str) -> 
         if parameters:
             _check_options(group, replace(parameters, required=()), name)
         _check_rate(group, multiples=True)
-    if spares.value not in (None, True, False):
-        spares.fault(f"is {describe_value(spares.value)}; write true or false")
-    elif spares.value and parameters and not parameters.any_name and "weight_decay" not in parameters.names:
+    for switch in (spares, holder["lazy_mode"]):
+        if switch.value not in (None, True, False):
+            switch.fault(f"is {describe_value(switch.value)}; write true or false")
+    if spares.value is True and parameters and not parameters.any_name and "weight_decay" not in parameters.names:
         spares.fault(f"would be ignored: {name} has no weight_decay; remove it", of_key=True)
 
 

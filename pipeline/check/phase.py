@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.dataset import check_dataset
@@ -235,6 +236,25 @@ def check_updater(updater: Setting) -> None:
 METRIC = ("update", "compute", "reset")
 TRAIN_METRIC = (*METRIC, "state_dict", "load_state_dict")
 
+
+def check_fields(fields: Setting, path: Setting, definition: source.Definition) -> None:
+    """``batch`` of a metric: what its ``update`` gets beside predictions and target, by the names of its arguments."""
+    fields.check_mapping()
+    for _, field in fields.entries():
+        if not isinstance(field.value, str):
+            field.fault(f"is {classes.describe_value(field.value)}; write the name of a field of the batch")
+    parameters = classes.method_parameters(definition, "update")
+    if parameters and (fields.is_mapping or not fields.node):
+        beside = replace(parameters.without(parameters.names[: min(parameters.positional, 2)]), annotations={})
+        given: Mapping[str, Any] = fields.value or {}
+        faults = beside.argument_faults(given, f"{definition.name}.update")
+        if missing := faults.pop("", ""):
+            example = ", ".join(f"{name}: <field of the batch>" for name in beside.required if name not in given)
+            path.fault(f"{missing}: batch: {{{example}}}")
+        for name, message in faults.items():
+            fields[name].fault(message, of_key=True)
+
+
 # What a phase takes from the phase whose model it shares.
 MODEL_KEYS = ("model", "model_args", "modules", "loss", "optim_schedulers")
 
@@ -348,10 +368,11 @@ class PhaseCheck:
         """One metric, ``{class, args}``; ``methods``: those that are called."""
         if name == "loss":
             metric.fault("would replace the loss of the phase, which is reported by that name; give it another")
-        path = metric.class_of("{class: AUC} or {class: …, args: {…}}")
+        path = metric.class_of("{class: AUC} or {class: …, args: {…}}", "batch")
         definition = path.find_class("Metric", module=METRICS)
         if definition and not isinstance(definition.node, source.ClassNode):
             path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
         elif definition:
             refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, methods))
             metric["args"].check_call(definition, path.origin)
+            check_fields(metric["batch"], path, definition)

@@ -19,10 +19,9 @@ from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io,
 from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_training
-from pipeline.checkpoint.shared_save import SharedSave
 from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
-from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, newest_valid
+from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, SharedSave, newest_valid
 from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
 from pipeline.distributed.world import current_world

@@ -44,23 +44,23 @@ def temporary_name(path: Path, kind: str) -> Path:
 
 def committed_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, by step; a new one comes after the one that it will replace."""
-    paths = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
-    return sorted(paths, key=lambda path: (step_of(path), path.name))
+    return sorted(_entries(folder, _STEP), key=lambda path: (step_of(path), path.name))
 
 
 def leftovers(folder: Path) -> list[Path]:
     """What a killed process was writing or removing."""
-    return [path for path in _entries(folder) if _LEFT.fullmatch(path.name)]
+    return _entries(folder, _LEFT)
 
 
 def bad_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were found damaged."""
-    return [path for path in _entries(folder) if _BAD.fullmatch(path.name)]
+    return _entries(folder, _BAD)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _entries(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """What in a folder has one of these names."""
     try:
-        return [folder / name for name in sorted(os.listdir(folder))]
+        return [folder / name for name in sorted(os.listdir(folder)) if names.fullmatch(name)]
     except FileNotFoundError:
         if folder.is_symlink():
             what = f"{folder}: leads to {os.readlink(folder)}, which is not there"

@@ -1,6 +1,6 @@
-"""The command line: one module per command, loaded when it is called.
+"""The command line: each command is loaded when it is called.
 
-A package adds a command through the entry-point group ``pipeline.commands``, in its ``setup.cfg``::
+A package adds a command, as this one adds all of its own, through the entry-point group ``pipeline.commands``, in its ``setup.cfg``::
 
     [options.entry_points]
     pipeline.commands =
@@ -27,9 +27,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import import_module
 from importlib.metadata import entry_points
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -38,13 +37,8 @@ import click
 
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError, one_of
 
-# Command -> what it does; each is in the module of its name, with ``_`` for ``-``.
-COMMANDS = {
-    "check": "Name every mistake of a config, without running anything.",
-    "run": "Run a config.",
-}
-# The entry-point group in which installed packages offer theirs.
-GROUP = "pipeline.commands"
+# The entry-point group in which installed packages offer theirs; a name that this one has is its own.
+GROUP, OURS = "pipeline.commands", "five-stage-pipeline"
 # Those that import or read much, and turn the garbage collector on once they have: looking at it all takes a tenth of the
 # time of imports, and a third of that of a check.
 LONG = ("check", "resume", "run")
@@ -55,15 +49,12 @@ class _Commands(click.Group):
     """A group that imports a command only to run it, so that ``--help`` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*COMMANDS, *package_entries()})
+        return sorted(_package_entries(ctx))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in COMMANDS:
-            command: click.Command = import_module(f"pipeline.cli.{cmd_name.replace('-', '_')}").command
-        elif paths := package_entries().get(cmd_name):
-            command = _load(cmd_name, paths)
-        else:
+        if not (paths := _package_entries(ctx).get(cmd_name)):
             return None
+        command = _load(cmd_name, paths)
         if cmd_name not in LONG:
             gc.enable()
         if signal.getsignal(signal.SIGINT) is _end:
@@ -73,10 +64,9 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            names = self.list_commands(ctx)
-            if args[0] not in names:
-                ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], names)}")
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], names)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -87,49 +77,54 @@ class _Commands(click.Group):
             sys.exit(refuse(error))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        packages = [(name, _help(name, paths)) for name, paths in package_entries().items()]
         with formatter.section("Commands"):
-            formatter.write_dl(sorted([*COMMANDS.items(), *packages], key=lambda row: row[0]))
+            offers = sorted(_package_entries(ctx).items())
+            formatter.write_dl([(name, text) for name, paths in offers for text in _help(paths)])
 
 
-def package_entries(group: str = GROUP) -> dict[str, dict[str, str]]:
-    """Name -> package -> class path in an entry-point group."""
-    entries: dict[str, dict[str, str]] = {}
-    for point in entry_points(group=group):
+def _package_entries(ctx: click.Context) -> dict[str, dict[str, str]]:
+    """Name -> package -> class path of each command."""
+    entries: dict[str, dict[str, str]] = ctx.meta.setdefault(GROUP, {})
+    # Once for a command line: to look through all packages takes 20 ms.
+    for point in () if entries else entry_points(group=GROUP):
         entries.setdefault(point.name, {})[point.dist.name if point.dist else "?"] = point.value
     return entries
 
 
-def _names(packages: Iterable[str]) -> str:
-    return " and ".join(sorted(map(repr, packages)))
+def _offer(paths: Mapping[str, str]) -> tuple[str, str]:
+    """The class path of a command, ``""`` where it cannot be called, and what is said of several packages that offer it."""
+    path = paths.get(OURS) or next(iter(paths.values()))
+    others = " and ".join(sorted(repr(package) for package in paths if package != OURS))
+    if len(paths) == 1:
+        return path, ""
+    if OURS in paths:
+        return path, f"also offered by {others}, which nobody can call; give it another name there"
+    return "", f"offered by {others}; uninstall one of them"
 
 
-def _conflict(name: str, paths: Mapping[str, str]) -> str:
-    """Why a command of a package cannot be called; ``""`` if it can."""
-    if name in COMMANDS:
-        return f"also offered by {_names(paths)}, which nobody can call; give it another name there"
-    return f"offered by {_names(paths)}; uninstall one of them" if len(paths) > 1 else ""
-
-
-def _help(name: str, paths: Mapping[str, str]) -> str:
-    """The line about a package's command: the first of its docstring."""
+def _help(paths: Mapping[str, str]) -> Iterator[str]:
+    """The lines about a command: the first of its docstring, and what is said of several packages."""
     from pipeline.user_code import source  # noqa: PLC0415 - takes 10 ms; only --help needs it
 
-    path = next(iter(paths.values()))
+    path, conflict = _offer(paths)
     home, _, function = path.partition(":")
-    module = source.quiet_read(home)
+    module = source.quiet_read(home) if path else None
     node = module.bindings.get(function) if module else None
     text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
-    return _conflict(name, paths) or (text or f"{path}, which has no docstring.").splitlines()[0]
+    if path:
+        yield (text or f"{path}, which has no docstring.").splitlines()[0]
+    if conflict:
+        yield conflict
 
 
 def _load(name: str, paths: Mapping[str, str]) -> click.Command:
-    """Import the command of a package."""
-    from pipeline.user_code import class_path  # noqa: PLC0415 - takes 20 ms; only a package's command needs it
+    """Import a command."""
+    from pipeline.user_code import class_path  # noqa: PLC0415 - takes 20 ms; --help does without
 
-    if conflict := _conflict(name, paths):
+    path, conflict = _offer(paths)
+    if not path:
         raise click.UsageError(f"the command '{name}' is {conflict}")
-    where, path = f"the command '{name}' of the package {_names(paths)}", next(iter(paths.values()))
+    where = f"the command '{name}' of the package '{next(iter(paths))}'"
     try:
         command = class_path.load(class_path.parse(path))
     except ClassPathError as error:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.check.runner import runners_of_mode
-from pipeline.cli import COMMANDS, refuse
+from pipeline.cli import refuse
 from pipeline.cli.options import config_and_overrides, log_level, processes
 from pipeline.config.load import ConfigBuilder
 from pipeline.distributed.exit import leave
@@ -26,7 +26,7 @@ from pipeline.trainer import GeneralTrainer
 from pipeline.user_code.plugins import configured_plugins, plugin_faults
 
 
-@click.command("run", help=COMMANDS["run"])
+@click.command("run")
 @config_and_overrides
 @processes
 @click.option("--debug", is_flag=True, help="Set debug: true for every runner: a few batches and epochs, nothing kept.")
@@ -39,7 +39,10 @@ from pipeline.user_code.plugins import configured_plugins, plugin_faults
 )
 @log_level
 def command(path: str, overrides: Sequence[str], debug: bool, resume: str, level: str | None, **launching: Any) -> None:
-    """Exit codes: see the README."""
+    """Run a config.
+
+    Exit codes: see the README.
+    """
     log.to_stderr(level or "INFO")
     overrides = [*overrides, *_debug(path, overrides)] if debug else overrides
     run_and_leave(lambda: GeneralTrainer(path, overrides, resume), sys.argv[1:], **launching)

@@ -8,9 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,7 +40,7 @@ from pipeline.run.provenance import Provenance, digests, imported_packages
 from pipeline.run.resume import NEVER, RUN_DIR, PreviousRun, find_previous, reconcile, train_on, with_original_links
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
-from pipeline.user_code.plugins import load_plugins, plugin_manager
+from pipeline.user_code.plugins import load_plugins, offered, plugin_manager
 from pipeline.user_code.tracebacks import user_traceback
 
 
@@ -150,12 +148,6 @@ def _follow(config: Config, classes: _Classes, world: World, path: Path, holder:
         folder.mkdir(parents=True, exist_ok=True)
     with log.to_file(folder / "log.txt", rank=world.rank):
         yield Run(config.in_run(path), directory, *classes, resumed, world=world)
-
-
-@cache
-def offered(group: str) -> dict[str, Any]:
-    """Name -> what installed packages offer by it in an entry-point group of ours, such as ``plugin_reports``."""
-    return {point.name: point.load() for point in entry_points(group=f"pipeline.{group}")}
 
 
 def load_trainer(config: Config, runner: RunnerSchema, trainer: Any, base: type) -> Any:

@@ -86,7 +86,8 @@ class Batches:
 
     def position(self) -> Mapping[str, Any] | None:
         """The position in the data; None if the number of batches is enough."""
-        return self._place if self._reading is None or self._ahead else self._position()
+        taken = self.count - self._stand_ins
+        return self._place if self._reading is None or self._ahead else position_of(self._reading, taken)
 
     def over(self) -> bool:
         """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
@@ -95,7 +96,7 @@ class Batches:
         if not self._ahead:
             begins, batches = self._rest is None, self._iterator()
             # A loader's own state will be that after the batch that is read ahead.
-            self._place = self._position()
+            self._place = self.position()
             self._ahead = list(islice(batches, 1))
             if (world := current_world()).size > 1:
                 of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
@@ -103,9 +104,6 @@ class Batches:
                 if not self._ahead and any(has_one for has_one, _ in of_ranks):
                     self._ahead, self._stand_ins = [EmptySlice(self._last[0])], self._stand_ins + 1
         return not self._ahead
-
-    def _position(self) -> Mapping[str, Any] | None:
-        return position_of(self._reading, self.count - self._stand_ins)
 
     def take(self) -> Any:
         """The next batch; there has to be one.

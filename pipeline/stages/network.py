@@ -12,9 +12,10 @@ from loguru import logger
 from torch import nn
 
 from pipeline.config.load import Config
-from pipeline.config.schema import MODEL_LOSS, DatasetSchema, PhaseSchema, RunnerSchema
+from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import make_loader
+from pipeline.data.slots import SlotFiles
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
@@ -72,7 +73,7 @@ class Network(NetworkBase):
         arguments = {"seed": runner.seed, "where": address, "pin_memory": pin, "worker_init_fn": init, **workers}
         arguments |= {"whole_batches": settings.whole_batches, "resume": settings.resume}
         with error_context(address):
-            dataset = dataset_class(**settings.args)
+            dataset = dataset_class(**reader_arguments(settings, dataset_class), **settings.args)
             arguments["collate_fn"] = self.build_collate(settings, config)
             return make_loader(dataset, **arguments, **self.build_order(settings, dataset, runner, config))
 
@@ -198,7 +199,8 @@ class Network(NetworkBase):
         if "optim_type" in arguments:
             kind = load_optimizer(arguments["optim_type"], f"{address}.args.optim_type", config)
             conf, groups = arguments.get("optim_conf", {}), arguments.get("groups", ())
-            conf = with_fused(kind, conf, groups, brain.modules, context["device"])
+            lazily = arguments.get("lazy_mode", False)
+            conf = with_fused(kind, conf, groups, brain.modules, context["device"], lazily=lazily)
             arguments |= {"optim_type": kind, "optim_conf": conf}
         with faults_at(address, config, ".args"):
             return cast("OptimScheduler", cls(model=brain.modules, **arguments))
@@ -209,9 +211,10 @@ class Network(NetworkBase):
         kind = load_optimizer(settings.pop("class"), f"{address}.class", context["config"])
         if "learning_rate" in settings:
             settings["lr"] = settings.pop("learning_rate")
-        keys = ("groups", "remove_vector_weight_decay")
+        keys = ("groups", "remove_vector_weight_decay", "lazy_mode")
         arguments = {key: settings.pop(key) for key in keys if key in settings}
-        settings = with_fused(kind, settings, arguments.get("groups", ()), module, context["device"])
+        groups, lazily = arguments.get("groups", ()), arguments.get("lazy_mode", False)
+        settings = with_fused(kind, settings, groups, module, context["device"], lazily=lazily)
         with faults_at(address, context["config"]):
             arguments |= {"grad_clip": runner.grad_clip, "grad_clip_value": runner.grad_clip_value}
             return Constant(kind, settings, module, accum_grad=runner.accum_grad, **arguments)
@@ -234,6 +237,13 @@ class Network(NetworkBase):
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         return make(cls, arguments, address, "updater.args", UpdaterBase)
+
+
+def reader_arguments(settings: DatasetSchema, dataset_class: Any) -> dict[str, Any]:
+    """The keys of a dataset that are arguments of its class, as far as they are set."""
+    values = {key: getattr(settings, key) for key in READER_KEYS}
+    named = {"where": f"dataset.{settings.name}"} if dataset_class is SlotFiles else {}
+    return named | {key: value for key, value in values.items() if value is not None}
 
 
 def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Context) -> nn.Module | Brain:
@@ -259,18 +269,26 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
     return brain.module
 
 
-def with_fused(kind: Any, options: Mapping[str, Any], groups: Groups, module: nn.Module, device: torch.device) -> Group:
+def with_fused(
+    kind: Any,
+    options: Mapping[str, Any],
+    groups: Groups,
+    module: nn.Module,
+    device: torch.device,
+    *,
+    lazily: bool = False,
+) -> Group:
     """The options of an optimizer; with torch's fused implementation, if it has one, for ``fused: auto``.
 
     On a GPU that is the default, where the config names neither ``fused`` nor ``foreach``: of a fused optimizer nobody
-    waits for whether a step is finite. It takes neither sparse gradients nor complex parameters.
+    waits for whether a step is finite. It takes neither sparse gradients, unless in ``lazy_mode``, nor complex parameters.
     """
     others = {key: value for key, value in options.items() if (key, value) != ("fused", "auto")}
     if any(place.keys() & {"fused", "foreach", "differentiable"} for place in (others, *groups)):
         return others
     maker, asked = maker_of(kind), "fused" in options
     fits = all(parameter.is_floating_point() for parameter in module.parameters())
-    fits = fits and not any(getattr(part, "sparse", False) for part in module.modules())
+    fits = fits and (lazily or not any(getattr(part, "sparse", False) for part in module.modules()))
     if (asked or device.type == "cuda") and fits and "fused" in inspect.signature(maker).parameters:
         logger.info(f"{maker.__name__} is torch's fused one on {device}; `fused: false` or `foreach: true` is another")
         others["fused"] = True

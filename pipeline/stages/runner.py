@@ -135,7 +135,7 @@ class Runner(RunnerBase):
         type(brain).bind(brain, phase.name, {}, context)
         brain._place_modules()
         datasets = schema.valid_datasets or [schema.dataset_name or ""]
-        metrics = build_metrics(schema.metrics, context["config"].workspace)
+        metrics = build_metrics(schema.metrics, context["config"].workspace, f"phase.{schema.name}.metrics")
         settings, readable = runner.predictions, None
         if settings and settings.source:
             address = f"runner.{runner.name}.predictions.from"

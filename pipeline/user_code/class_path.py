@@ -249,6 +249,9 @@ def missing_methods(text: str, name: str, methods: Iterable[str]) -> str:
 
 OPTIMIZERS = "torch.optim"
 
+# Those of which single rows of a parameter may be stepped: their states begin as zeros, and each row goes its own way.
+LAZY_OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+
 SCHEDULES = "pipeline.training.schedules"
 
 LR_SCHEDULERS = "torch.optim.lr_scheduler"

@@ -152,6 +152,12 @@ def installed_plugins() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group="pipeline.plugins")}
 
 
+@cache
+def offered(group: str) -> dict[str, Any]:
+    """Name -> what installed packages offer by it in an entry-point group of ours, such as ``plugin_reports``."""
+    return {point.name: point.load() for point in entry_points(group=f"pipeline.{group}")}
+
+
 def prediction_formats() -> dict[str, EntryPoint]:
     """Name -> function, for what installed packages offer to write predictions (entry-point group ``pipeline.prediction_formats``).
 

@@ -101,8 +101,10 @@ class Section(ABC):
 
     name: str
     """Which: ``runner``, ``hyper_parameters.optimizer``; ``""`` for the whole config."""
-    arguments: tuple[str, ...] = ()
-    """The keys that become ``args``."""
+
+    def arguments(self) -> tuple[str, ...]:
+        """The keys that become ``args``."""
+        return ()
 
     def __init__(self, entries: Sequence[Entry], document: Document, notes: Notes) -> None:
         self.entries = entries
@@ -133,7 +135,7 @@ class Section(ABC):
 
     def gather(self) -> None:
         """Gather what becomes the arguments of a class, before any known entry is converted."""
-        arguments = [entry for entry in self.entries if entry.key in self.arguments and entry.key in self.settings]
+        arguments = [entry for entry in self.entries if entry.key in self.arguments() and entry.key in self.settings]
         if arguments:
             self.document.gather(arguments, "args")
 

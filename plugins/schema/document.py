@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.config import aliases
-from pipeline.config.schema import SECTIONS, ConfigSchema
+from pipeline.config.schema import SECTIONS, SLOT_KEYS, ConfigSchema
 
 from ..shared.json_schema import properties
 
@@ -37,7 +37,14 @@ def document() -> dict[str, Any]:
         if name in sections:
             items = {"type": "array", "items": {"$ref": f"#/definitions/{name}"}}
             whole["properties"][name] = {"description": info.description, **items}
-    complete = {name: {"items": {"required": section["required"]}} for name, section in sections.items()}
+    complete: dict[str, Any] = {
+        name: {"items": {"required": section["required"]}} for name, section in sections.items()
+    }
+    # Slots name the class that reads them.
+    complete["dataset"]["items"] = {
+        "required": ["name"],
+        "anyOf": [{"required": [key]} for key in ("class_path", *SLOT_KEYS)],
+    }
     return {
         "$schema": DIALECT,
         "title": "A config of the five-stage pipeline",

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from example_needs import runnable_examples
 
-from pipeline import GeneralTrainer
+from pipeline import GeneralTrainer, testing
 from pipeline.check.checker import check
 from pipeline.errors import ConfigError
 from pipeline.stages.startup import Startup
+from pipeline.user_code.plugins import offered
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -505,3 +506,44 @@ def test_of_a_section_whose_name_is_misspelt_all_faults_come_at_once(linear: Pat
     assert {f"{part}: unknown key" in " ".join(expected) for part in ("epochz", "batch_sise", "los")} == {True}
     linear.write_text(linear.read_text().replace(f"\n{section}:", f"\n{wrong}:"))
     assert sorted(messages(linear)) == sorted([*expected, f"{wrong}: unknown key; did you mean '{section}'?"])
+
+
+RULE = """
+def check(inspection):
+    for runner in inspection.settings("runner").values():
+        if runner["epochs"].value > {most}:
+            runner["epochs"].fault("is more than we pay for; write {most}")
+"""
+
+
+@pytest.fixture
+def install_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Installs a package that offers a check: its source."""
+    site = tmp_path / "site"
+
+    def write(source: str) -> None:
+        entries = "[pipeline.checks]\nbudget = house_rules:check\n"
+        files = {"METADATA": "Metadata-Version: 2.1\nName: house-rules\nVersion: 1.0\n", "entry_points.txt": entries}
+        testing.write_files(site, {f"house_rules-1.0.dist-info/{name}": text for name, text in files.items()})
+        testing.write_files(site, {"house_rules.py": source})
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.delitem(sys.modules, "house_rules", raising=False)
+        offered.cache_clear()
+
+    yield write
+    offered.cache_clear()
+
+
+def test_a_package_may_check_a_config_too(linear: Path, install_check: Callable[[str], None]) -> None:
+    install_check(RULE.format(most=1))
+    [fault] = check(linear)
+    assert "runner.train_runner.epochs: is more than we pay for; write 1" in str(fault)
+    install_check(RULE.format(most=10))
+    assert check(linear) == []
+
+
+def test_what_such_a_check_raises_names_it(linear: Path, install_check: Callable[[str], None]) -> None:
+    install_check("def check(inspection):\n    inspection.nothing_of_that_name\n")
+    with pytest.raises(AttributeError) as raised:
+        check(linear)
+    assert raised.value.__notes__ == ["check budget of the entry-point group pipeline.checks"]

@@ -238,6 +238,10 @@ GROUPS = f"{OPTIMIZER}.groups"
     (f"{OPTIMIZER}.remove_vector_weight_decay=1e3", f"{OPTIMIZER}.remove_vector_weight_decay: is 1000.0, a number; write true or false"),
     (f"{OPTIMIZER}={{class: Rprop, learning_rate: 0.1, remove_vector_weight_decay: true}}",
      f"{OPTIMIZER}.remove_vector_weight_decay: would be ignored: Rprop has no weight_decay; remove it"),
+    (f"{OPTIMIZER}.lazy_mode=1e3", f"{OPTIMIZER}.lazy_mode: is 1000.0, a number; write true or false"),
+    (f"{OPTIMIZER}={{class: SparseAdam, lr: 0.1, lazy_mode: true}}",
+     f"{OPTIMIZER}.lazy_mode: SparseAdam cannot step single rows; leave it out, or use Adadelta, Adagrad, Adam, AdamW, Adamax"),
+    (f"{GROUPS}=[{{params: bias, lazy_mode: true}}]", f"{GROUPS}.0.lazy_mode: SGD has no argument 'lazy_mode'"),
 ])  # fmt: skip
 def test_wrong_parameter_groups_are_told_at_their_place(linear: Path, override: str, message: str) -> None:
     (fault,) = check(linear, [override])
@@ -247,7 +251,7 @@ def test_wrong_parameter_groups_are_told_at_their_place(linear: Path, override: 
 @pytest.mark.parametrize("override", [
     f"{OPTIMIZER}.fused=auto", f"{OPTIMIZER}={{class: RMSprop, lr: 0.1, fused: auto}}",
     f"{GROUPS}=[{{params: ['*.bias', weight], lr: 0.1x, momentum: 0.9}}, {{params: bias, learning_rate: 2e-3x}}]",
-    f"{OPTIMIZER}.remove_vector_weight_decay=true",
+    f"{OPTIMIZER}.remove_vector_weight_decay=true", f"{OPTIMIZER}={{class: AdamW, lr: 0.1, lazy_mode: true}}",
 ])  # fmt: skip
 def test_right_groups_and_options_are_no_fault(linear: Path, override: str) -> None:
     assert check(linear, [override]) == []

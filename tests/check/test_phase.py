@@ -105,6 +105,42 @@ def test_a_metric_has_the_three_methods(linear: Path, change: tuple[str, str], n
     assert messages(linear, f"phase.line.metrics={{m: {{class: '{{workspace}}/own.py:{name}'}}}}") == expected
 
 
+WITH_FIELDS = (
+    METRIC.replace("predictions, target)", "predictions, target, rows, weights: float = None)")
+    + """
+    class Pair(Count):
+        def update(self, predictions, target, rows, columns): ...
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("{class: GAUC, batch: {users: user_id, weights: w}}", []),
+        ("{class: '{workspace}/own.py:Counts', batch: {rows: row, weights: w}}", []),
+        ("{class: AUC, batch: {}}", []),
+        ("{class: GAUC}", ["class: GAUC.update needs the argument users; add it: batch: {users: <field of the batch>}"]),
+        ("{class: '{workspace}/own.py:Count', batch: {weights: w}}",
+         ["class: Count.update needs the argument rows; add it: batch: {rows: <field of the batch>}"]),
+        ("{class: '{workspace}/own.py:Pair', batch: {rows: row}}",
+         ["class: Pair.update needs the argument columns; add it: batch: {columns: <field of the batch>}"]),
+        ("{class: AUC, batch: {weight: w}}", ["batch.weight: AUC.update has no argument 'weight'; did you mean 'weights'?"]),
+        ("{class: AUC, batch: {target: w}}", ["batch.target: AUC.update has no argument 'target'; known: weights"]),
+        ("{class: AUC, batch: {weights: 3}}", ["batch.weights: is 3, an integer; write the name of a field of the batch"]),
+        ("{class: AUC, batch: w}", ["batch: is 'w', a string; write a mapping"]),
+        ("{class: AUC, batches: {weights: w}}", ["batches: unknown key; did you mean 'batch'?"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["metrics", "train_metrics"])
+def test_fields_of_the_batch_are_arguments_of_update(linear: Path, key: str, metric: str, expected: list[str]) -> None:
+    text = textwrap.dedent(WITH_FIELDS).replace(
+        "def reset", "def state_dict(self): ...\n    def load_state_dict(self, state): ...\n    def reset"
+    )
+    (linear.parent / "own.py").write_text(text)
+    assert messages(linear, f"phase.line.{key}={{m: {metric}}}") == [f"phase.line.{key}.m.{each}" for each in expected]
+
+
 def test_a_metric_may_not_have_the_name_under_which_the_loss_is_reported(linear: Path) -> None:
     assert messages(linear, "phase.line.metrics={loss: {class: MAE}, lost: {class: MAE}}") == [
         "phase.line.metrics.loss: would replace the loss of the phase, which is reported by that name; give it another"

@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from example_needs import runnable_examples
 
-from pipeline.cli import COMMANDS
 from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[2]
@@ -84,11 +82,6 @@ def test_the_help_of_a_command_says_the_same(pipeline: Call, name: str) -> None:
     assert command_texts()[name] in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
-    assert import_module(f"pipeline.cli.{name.replace('-', '_')}").command.name == name
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,7 +120,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
         or not any(f"{name}.".startswith(f"pipeline.{part}.") for part in WITH_TORCH)
     ]
     found = modules_after("\n".join(f"import {name}" for name in names))
-    assert {"pipeline.check.checker", "pipeline.cli.check", "pipeline.stages.base"} <= set(names) <= found
+    assert {"pipeline.check.checker", "pipeline.cli.options", "pipeline.stages.base"} <= set(names) <= found
     assert "torch" not in found
 
 

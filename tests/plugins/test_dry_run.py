@@ -7,8 +7,8 @@ import traceback
 from pathlib import Path
 
 import pytest
-from pipeline_plugins.dry_run import levels as dry_run
-from pipeline_plugins.dry_run.levels import META, Build, PhaseBuild
+from pipeline_plugins.check import levels as dry_run
+from pipeline_plugins.check.levels import META, Build, PhaseBuild
 from torch import nn
 
 from pipeline.check.checker import check_or_raise

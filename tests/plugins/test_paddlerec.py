@@ -96,14 +96,12 @@ workspace: .                  # what {workspace} stands for
 # The data
 dataset:
 - name: train_set      # the sample
-  class_path: "{workspace}/slots.py:Slots"
   batch_size: 2
   # not carried: type: DataLoader     # or QueueDataset
-  args:
-    # lines of slots
-    data_path: "{workspace}/data/train"
-    sparse_slots: "click 1 2 3"   # the label first
-    dense_slots: "dense_var:13"
+  # lines of slots
+  data_path: "{workspace}/data/train"
+  sparse_slots: "click 1 2 3"   # the label first
+  dense_slots: "dense_var:13"
 - name: infer_set
   # not carried: type: QueueDataset
   args:
@@ -164,9 +162,9 @@ phase:
 
 ADDRESSES = """\
 3 workspace
-7 dataset.train_set.class_path
 8 dataset.train_set.batch_size
 9 dataset.train_set.type
+12 dataset.train_set.sparse_slots
 15 dataset.infer_set.type
 17 dataset.infer_set.batch_size
 18 dataset.infer_set.data_converter
@@ -217,21 +215,14 @@ def test_every_comment_is_kept(dnn: Path) -> None:
 
 
 PORTED = {
-    "slots.py": """
+    "criteo_reader.py": """
         import torch
 
-        class Slots(torch.utils.data.IterableDataset):
-            def __init__(self, data_path, sparse_slots, dense_slots):
-                self.x = torch.arange(8.0).reshape(8, 1)
-            def __iter__(self):
-                return iter(zip(self.x, 2 * self.x))
-    """,
-    "criteo_reader.py": """
-        from .slots import Slots
-
-        class Reader(Slots):
+        class Reader(torch.utils.data.IterableDataset):
             def __init__(self, data_path):
-                super().__init__(data_path, "", "")
+                self.x = torch.arange(8.0).repeat(13, 1).T
+            def __iter__(self):
+                return iter([{"dense_var": x, "target": x.sum() / 100} for x in self.x])
     """,
     "model.py": """
         import torch
@@ -239,13 +230,14 @@ PORTED = {
 
         class Model(Brain):
             def __init__(self, sparse_feature_dim, fc_sizes):
-                super().__init__({"net": torch.nn.Linear(1, 1)})
+                super().__init__({"net": torch.nn.Linear(13, 1)})
             def compute_forward(self, batch, stage):
-                return self.modules["net"](batch[0])
+                return self.modules["net"](batch["dense_var"])
             def compute_objectives(self, predictions, batch, stage):
-                return torch.nn.functional.mse_loss(predictions, batch[1])
+                return torch.nn.functional.mse_loss(predictions[:, 0], batch["target"])
     """,
 }
+LINES = "".join(f"click:{n % 2} {'dense_var:0.5 ' * 13}1:{n} 2:{n} 3:7\n" for n in range(6))
 
 
 def test_only_the_classes_are_left_to_port(dnn: Path) -> None:
@@ -255,7 +247,7 @@ def test_only_the_classes_are_left_to_port(dnn: Path) -> None:
 
 
 def test_with_its_classes_ported_it_runs(dnn: Path, workspace: Workspace) -> None:
-    home = workspace({**PORTED, "config.yaml": convert(dnn, dnn.parent).text})
+    home = workspace({**PORTED, "config.yaml": convert(dnn, dnn.parent).text, "data/train/part-0": LINES})
     assert check(home / "config.yaml") == []
     context = GeneralTrainer(home / "config.yaml").run()
     assert context["runner_name"] == "infer_cpu"

@@ -347,16 +347,23 @@ def in_item(section: str, lines: str) -> str:
         ("padding: 010", "args:\n  padding: 8", "padding: is now 8: so PaddleRec read 010; check that it was meant"),
         ('sparse_slots: ""', '# not carried: sparse_slots: ""', "sparse_slots: not carried: it is empty; nothing to do"),
         # What belongs to the class is gathered, with its comments.
-        ("data_path: p\nbatch_size: 2  # b\n# above\n# slots\nsparse_slots: |  # s\n  1 2\n  3\n\n# after\ntype: T",
-         ("args:\n  data_path: p\n  # above\n  # slots\n  # s\n  sparse_slots: |\n    1 2\n    3\n"
-         "batch_size: 2  # b\n# after\n# not carried: type: T"),
+        ("data_path: p\nbatch_size: 2  # b\n# above\n# fill\npadding: 1  # s\n\n# after\ntype: T",
+         ("args:\n  data_path: p\n  # above\n  # fill\n  padding: 1  # s\n"
+         "batch_size: 2  # b\n\n# after\n# not carried: type: T"),
          "type: not carried: a torch DataLoader reads every dataset; nothing to do"),
+        # Slots are read here as there.
+        ("sparse_slots: |\n  1 2\n  3\ndense_slots: d:1\npadding: 010\ndata_path: p",
+         "sparse_slots: |\n  1 2\n  3\ndense_slots: d:1\npadding: 8\ndata_path: p",
+         ("sparse_slots: a slot of the lines that no key names is an error now: PaddleRec left out what it does not name; "
+          "name that in ignored_slots")),
+        ("dense_slots: d:1\ndata_path: p", SAME,
+         ("dense_slots: a slot of the lines that no key names is an error now: PaddleRec left out what it does not name; "
+          "name that in ignored_slots")),
     ],
 )  # fmt: skip
 def test_a_key_of_a_dataset(converted: Convert, lines: str, expected: str, note: str) -> None:
     text, notes = converted(in_item("dataset", f'data_converter: "{{workspace}}/r.py"\n{lines}'))
     given = text.replace('  class_path: "{workspace}/r.py:Reader"\n', "")
-    given = given.replace('  class_path: "{workspace}/slots.py:Slots"\n', "")
     given = given.replace('  # not carried: data_converter: "{workspace}/r.py"\n', "")
     assert given == in_item("dataset", lines if expected == SAME else expected)
     assert f"dataset.x.{note}" in notes
@@ -371,9 +378,6 @@ def test_a_key_of_a_dataset(converted: Convert, lines: str, expected: str, note:
         ("data_converter: r.py\nreader_class_name: Mine", "r.py:Mine",
          ("data_converter: is now class_path: r.py:Mine: port Mine to a torch Dataset or IterableDataset"
          "; it starts at this file now, not where the command runs")),
-        ("data_path: p\ndense_slots: d:1\npadding: 1", "{workspace}/slots.py:Slots",
-         ("class_path: is new, '{workspace}/slots.py:Slots': PaddleRec read this with its own reader of slots; write class "
-         "Slots there, a torch Dataset or IterableDataset that takes data_path, dense_slots, padding")),
         ("data_path: p", "{workspace}/reader.py:Reader",
          ("class_path: is new, '{workspace}/reader.py:Reader': PaddleRec read this with the model; write class Reader "
          "there, a torch Dataset or IterableDataset that takes data_path")),
@@ -390,7 +394,8 @@ def test_a_converter_beside_slots_was_ignored(converted: Convert) -> None:
     assert (
         "dataset.x.data_converter: not carried: PaddleRec did not use it where there are slots; nothing to do" in notes
     )
-    assert 'class_path: "{workspace}/slots.py:Slots"' in text
+    assert "sparse_slots: a" in text
+    assert "class_path" not in text
     nameless = "not carried: there is no file of which it could name a class; nothing to do"
     assert f"dataset.x.reader_class_name: {nameless}" in notes
 
@@ -419,7 +424,7 @@ def test_a_key_of_a_phase(converted: Convert, lines: str, expected: str, note: s
     assert notes == ([f"phase.x.{note}"] if note else [])
 
 
-LAZY = "PaddleRec's was lazy and left rows alone that a batch did not use; SparseAdam does so for sparse gradients"
+LAZY = "PaddleRec's was lazy and left rows alone that a batch did not use; lazy_mode: true does so where sparse=True"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ Tracked = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def _own_service() -> Iterator[None]:
-    """No process that a later test starts takes the service of this one, which would not end with it."""
+    """No process that a test starts takes the service of this one, of whatever test before, which would not end with it."""
+    os.environ.pop("WANDB_SERVICE", None)
     yield
     os.environ.pop("WANDB_SERVICE", None)
 

@@ -20,11 +20,12 @@ from pipeline.config.load import Config
 from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
 from pipeline.config.yaml_tree import Origin
 from pipeline.context import TRAIN_STATE, Context
+from pipeline.data.slots import SlotFiles
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, Fault, PipelineError
 from pipeline.run.session import load_class
 from pipeline.stages.base import METHODS
 from pipeline.stages.instance import Instance
-from pipeline.stages.network import Network
+from pipeline.stages.network import Network, reader_arguments
 from pipeline.trainer import GeneralTrainer
 from pipeline.training.brain import Stage
 from pipeline.training.metrics.base import build_metrics, build_train_metrics
@@ -249,7 +250,13 @@ class Build:
         classes = {runner.name: self.classes(runner) for runner in self.config.runners}
         for dataset in self.config.settings.dataset:
             address = f"dataset.{dataset.name}.class_path"
-            self.problems.attempt(address, partial(load_named, dataset.class_path, address, "Dataset", self.config))
+            load = partial(load_named, dataset.class_path, address, "Dataset", self.config)
+            cls = self.problems.attempt(address, load)
+            arguments = reader_arguments(dataset, cls)
+            # What a run directory holds is made by the run.
+            if cls is SlotFiles and "{run_dir}" not in str(arguments.get("data_path")):
+                # It reads the first lines.
+                self.problems.attempt(f"dataset.{dataset.name}", partial(cls, **arguments, **dataset.args))
         for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):
             network = classes[runner.name].get("network")
             if network is Network:

@@ -1,4 +1,4 @@
-"""Whether each of the ``hyper_parameters`` is read, from source code alone."""
+"""Whether each of the ``hyper_parameters`` is read, from source code alone; in the entry-point group ``pipeline.checks``."""
 
 from __future__ import annotations
 
@@ -28,37 +28,41 @@ _WHOLE = {"hyper_parameters", "env", "config", "config_yaml", "yaml"}
 _MOST = 300
 
 
+def check(inspection: Inspection) -> None:
+    """Find the hyper-parameters that nothing seems to read; each is a fault where that is certain."""
+    inspection.suspects = HyperParameterCheck(inspection).all()
+
+
 class HyperParameterCheck:
     """The check of ``hyper_parameters``, except the optimizer.
 
     Args:
         inspection: where the faults go.
-        used: the addresses that values of the config refer to.
     """
 
-    def __init__(self, inspection: Inspection, used: Collection[str]) -> None:
-        self.inspection, self.used = inspection, used
+    def __init__(self, inspection: Inspection) -> None:
+        self.inspection = inspection
         # Faults of what is looked up here are reported elsewhere.
         self.quiet = Inspection(inspection.tree, inspection.workspace, [])
         self.phases = self.quiet.settings("phase").values()
         self.models = [phase["model"].find_class("Model") for phase in self.phases]
         self.parameters = [classes.parameters(model) if model else None for model in self.models]
 
-    def all(self, *, certain: bool) -> set[str]:
-        """The names that nothing seems to read; each is a fault where that is certain.
-
-        Args:
-            certain: whether the trainer is the default, and the config stands in a file.
-        """
+    def all(self) -> set[str]:
+        """The names that nothing seems to read; each is a fault where that is certain."""
         section = self.inspection.tree.child("hyper_parameters")
         names = {name for parameters in self.parameters if parameters for name in parameters.names} | {"optimizer"}
         children = section.children() if section and isinstance(section.value, dict) else ()
         written = {name: node for name, node in children if node.origin is not DEFAULT and name not in names}
-        unread = {name: node for name, node in written.items() if not is_within(f"hyper_parameters.{name}", self.used)}
+        unread = {
+            name: node
+            for name, node in written.items()
+            if not is_within(f"hyper_parameters.{name}", self.inspection.used)
+        }
         files = _user_files(self.inspection.tree, self.inspection.workspace) if unread else []
         words = _words(files)
         unread = {name: node for name, node in unread.items() if name not in words}
-        if unread and certain and self.is_default(files):
+        if unread and self.inspection.certain and self.is_default(files):
             words |= _words(_programs(self.inspection))
             for name in (name for name, node in unread.items() if self.is_own(node) and not words & {name, *_WHOLE}):
                 message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pipeline_plugins.check.command import annotation
 
 from pipeline.check.checker import check
-from pipeline.cli.check import annotation
 from pipeline.errors import Fault
 
 Call = Callable[..., Result]

@@ -5,25 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import click
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli import COMMANDS, package_entries, print_traceback, refuse
+from pipeline.cli import print_traceback, refuse
 from pipeline.cli.options import config_and_overrides
 from pipeline.errors import ConfigError, ExitCode, Fault
 from pipeline.run import log
-from pipeline.user_code import class_path
 
 _DATA = "%\r\n"
 _PROPERTY = f"{_DATA}:,"
 
 
-@click.command("check", help=COMMANDS["check"])
+@click.command("check")
 @config_and_overrides
 @click.option("--build", is_flag=True, help="Also import classes, build models and optimizers without memory or data.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also run N steps of each phase; none is kept.")
@@ -36,7 +35,10 @@ _PROPERTY = f"{_DATA}:,"
 )
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 def command(path: str, overrides: Sequence[str], build: bool, steps: int | None, form: str) -> None:
-    """Exit 0 if there are no faults, else 2."""
+    """Name every mistake of a config, without running anything.
+
+    The exit code is 0 if there is none, else 2.
+    """
     try:
         run_config = check_or_raise(path, overrides)
     except ConfigError as error:
@@ -47,14 +49,14 @@ def command(path: str, overrides: Sequence[str], build: bool, steps: int | None,
         click.echo(f"note: {note}", err=True)
     if build:
         with _user_code():
-            problems, lines = _level("build")(run_config)
+            problems, lines = _levels().build(run_config)
         for line in lines:
             click.echo(line, err=form != "text")
         if problems:
             sys.exit(_refuse(_faults(problems), form))
     if steps:
         with _user_code():
-            problems = _level("steps")(run_config, overrides, steps)
+            problems = _levels().run_steps(run_config, overrides, steps)
         if problems:
             sys.exit(_refuse(_faults(problems), form, f"{_count(steps)} did not go through; nothing is kept of them"))
     if form == "json":
@@ -77,14 +79,12 @@ def _user_code() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _level(name: str) -> Callable[..., Any]:
-    """The function behind ``--build`` or ``--steps``, which a package offers: it imports torch."""
-    paths = list(package_entries("pipeline.checks").get(name, {}).values())
-    if len(paths) != 1:
-        offers = ", ".join(paths) or "nothing"
-        raise click.UsageError(f"--{name}: the entry-point group pipeline.checks has {offers} for it; install one")
-    level: Callable[..., Any] = class_path.load(class_path.parse(paths[0]))
-    return level
+def _levels() -> ModuleType:
+    """What is behind ``--build`` and ``--steps``."""
+    # It imports torch.
+    from . import levels  # noqa: PLC0415
+
+    return levels
 
 
 def _count(steps: int | None) -> str:
