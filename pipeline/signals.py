@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
@@ -162,15 +162,19 @@ class GracefulShutdown:
             StoppedError, KeyboardInterrupt: a signal has asked for it.
         """
         # One call for each batch: this is part of the training loop.
-        waits = self._waiting = not self._postponed
+        waits = not self._postponed
         try:
-            with suppress(WaitInterrupted):
-                for batch in batches:
-                    self._waiting = False
-                    yield batch
-                    self._waiting = waits
-                    if waits and self.requested is not None:
-                        break
+            # Only in this block is it set: a signal that comes when the block is left, however slowly, must not raise.
+            self._waiting = waits
+            for batch in batches:
+                self._waiting = False
+                yield batch
+                self._waiting = waits
+                if waits and self.requested is not None:
+                    break
+            self._waiting = False
+        except WaitInterrupted:
+            pass
         finally:
             self._waiting = False
         if waits and self.requested is not None:

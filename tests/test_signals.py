@@ -9,8 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from forked_runs import Zygote
@@ -289,6 +292,37 @@ def test_a_signal_during_a_step_does_not_interrupt_it() -> None:
     saved: list[object] = []
     assert go_over(GracefulShutdown(), iter([1, 2, 3]), saved, asking=2) == [1, 2]
     assert saved == [signal.SIGTERM]
+
+
+@contextmanager
+def signal_at(place: int) -> Iterator[None]:
+    """Before an instruction of Python in the block, counted from 0, a signal comes."""
+    instructions = count()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and next(instructions) == place:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_at_whatever_instruction_a_signal_comes_a_wait_raises_only_what_the_run_expects() -> None:
+    for place in count():
+        stop, done = GracefulShutdown(), list[int]()
+        with stop.handling(), stop.defer(lambda: None):
+            with suppress(StoppedError), signal_at(place):
+                done += stop.interruptible(iter([1, 2]))
+            if stop.requested is None:
+                break
+    assert (done, place > 30) == ([1, 2], True)
 
 
 def test_without_a_signal_all_batches_come() -> None:
