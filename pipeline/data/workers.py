@@ -217,6 +217,14 @@ def _kill_daemons() -> None:
             process.kill()
 
 
+def _end_with_run() -> None:
+    """In a worker: end it when the process that has started it is gone."""
+    run = multiprocessing.parent_process()
+    assert run
+    run.join()
+    os._exit(ExitCode.FAILED)
+
+
 class IgnoreSignals:
     """The ``worker_init_fn`` of a loader: its workers ignore these signals, which are the run's to handle.
 
@@ -234,10 +242,8 @@ class IgnoreSignals:
         """Called in the worker when it starts."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            # The run was killed before torch began to check that it lives: nobody would ever end this process.
-            os._exit(ExitCode.FAILED)
+        # torch checks every 5 s that the run is not gone, but takes for the run what it finds when it begins to check.
+        threading.Thread(target=_end_with_run, name="end-with-run", daemon=True).start()
         # It started with signals blocked, see ``signals_blocked``; processes that it starts must not inherit that.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if self.worker_init_fn is not None:

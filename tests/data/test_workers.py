@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing.connection
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -129,6 +130,27 @@ def test_a_pass_that_nobody_reads_leaves_no_worker() -> None:
     worker.join(10)
     assert not worker.is_alive()
     assert loader.state_dict()["taken"] == 0
+
+
+KILLED_AT_A_START = """
+import os, signal, time
+from pipeline.data.loader import make_loader
+
+def kill_run(worker):
+    if worker == 1:
+        run = os.getppid()
+        os.kill(run, signal.SIGKILL)
+        while os.getppid() == run:
+            time.sleep(0.01)
+
+next(iter(make_loader(range(10), seed=0, num_workers=2, worker_init_fn=kill_run)))
+"""
+
+
+def test_workers_end_with_a_run_that_is_killed_while_they_start() -> None:
+    # They hold the pipe: without their end this would wait for ever.
+    done = subprocess.run([sys.executable, "-c", KILLED_AT_A_START], stdout=subprocess.PIPE, timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_a_death_that_is_reported_while_a_lost_connection_is_explained_is_told_as_well() -> None:
