@@ -90,9 +90,16 @@ def _check_kind(dataset: Setting, definition: source.Definition) -> None:
         whole.fault(f"{name} has no __getitems__; define __getitems__(self, indices) to return a batch, or remove it")
     if dataset["resume"].value and is_stream is False:
         dataset["resume"].fault("would be ignored: what has indices goes on exactly; remove it")
-    for key in ("shuffle", *_ORDER_KEYS) if is_stream else ():
+    parameters = classes.parameters(definition)
+    own = parameters is None or parameters.any_name or "shuffle" in parameters.names
+    for key in (*(() if own else ("shuffle",)), *_ORDER_KEYS) if is_stream else ():
         if dataset[key].value:
             dataset[key].fault(f"needs indices, and {name} is an IterableDataset; shuffle in the class", of_key=True)
+    if dataset["batch_size"].value is not None and classes.member(definition, "generate_batch_from_trainfiles"):
+        what = (
+            f"is {dataset['batch_size'].value}, and {name}.generate_batch_from_trainfiles makes the batches; write null"
+        )
+        dataset["batch_size"].fault(what)
     if dataset["persistent_workers"].value and (is_stream or classes.member(definition, "set_epoch")):
         dataset["persistent_workers"].fault(f"is true, but the workers of {name} have to know the epoch; remove it")
 

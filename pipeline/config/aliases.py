@@ -68,7 +68,6 @@ _REFUSED = {
 NOT_YET: dict[str, tuple[str, ...]] = {
     "runner": ("noprogressbar", "profile_training"),
     "phase": ("watch",),
-    "dataset": ("data_converter",),
 }
 
 
@@ -98,15 +97,12 @@ def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
 
 
 def use_canonical_keys(tree: Node) -> list[Fault]:
-    """Rename the aliases in ``tree``, name the class that reads slots, and remove unsupported keys with a fault for each."""
+    """Rename the aliases in ``tree``, name the classes of datasets, and remove unsupported keys with a fault for each."""
     faults: list[Fault] = []
     for name, item in tree.section("runner").items():
         faults += _use_our_words(item.value, f"runner.{name}")
-    for item in tree.section("dataset").values():
-        for key in (key for key in SLOT_KEYS if key in item.value):
-            item.value.setdefault("class_path", Node(SLOT_CLASS, item.value[key].origin))
-            if item.value["class_path"].value == SLOT_CLASS:
-                item.value.setdefault("whole_batches", Node(True, item.value[key].origin))
+    for name, item in tree.section("dataset").items():
+        faults += _name_class(item.value, f"dataset.{name}")
     for section, keys in NOT_YET.items():
         for name, item in tree.section(section).items():
             for key in (key for key in keys if key in item.value):
@@ -114,6 +110,23 @@ def use_canonical_keys(tree: Node) -> list[Fault]:
                 message = "not yet: nothing reads this key so far; remove it"
                 faults.append((node.key or node.origin).fault(f"{section}.{name}.{key}", message))
     return faults
+
+
+def _name_class(dataset: dict[str, Node], address: str) -> Iterator[Fault]:
+    """Give a dataset the class path that other keys of it mean."""
+    given = {key: node for key, node in dataset.items() if node.value is not None}
+    slots = next((given[key] for key in SLOT_KEYS if key in given), None)
+    converter, named = given.get("data_converter"), given.get("reader_class_name")
+    if converter:
+        path = Node(f"{converter.value}:{named.value if named else 'Reader'}", converter.origin)
+        if slots or dataset.setdefault("class_path", path).value != path.value:
+            what = "reads the data, and so do the slots" if slots else "means class_path, which is set too"
+            yield (converter.key or converter.origin).fault(f"{address}.data_converter", f"{what}; keep one of the two")
+    elif named:
+        what = "is a class in data_converter, which is not set; add that, or write class_path: FILE:CLASS"
+        yield (named.key or named.origin).fault(f"{address}.reader_class_name", what)
+    if slots and dataset.setdefault("class_path", Node(SLOT_CLASS, slots.origin)).value == SLOT_CLASS:
+        dataset.setdefault("whole_batches", Node(True, slots.origin))
 
 
 def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:

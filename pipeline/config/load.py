@@ -237,7 +237,7 @@ _FILE_KEYS = re.compile(
     r"|init_model_path\.run|predictions\.path)"
 )
 
-_DATA_KEYS = re.compile(r"dataset\.[^.]+\.data_path(\..+)?")
+_DATA_KEYS = re.compile(r"dataset\.[^.]+\.(data_path(\..+)?|data_converter)")
 
 _RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
 
@@ -278,6 +278,9 @@ class Config:
         for section in schema.SECTIONS:
             for item in getattr(self.settings, section):
                 item.watch(f"{section}.{item.name}", self.reads.addresses)
+        # Of these a class path was made.
+        named = (f"dataset.{item.name}" for item in self.settings.dataset)
+        self.reads.addresses.update(f"{dataset}.{key}" for dataset in named for key in schema.READER_NAMES)
 
     @property
     def name(self) -> str:

@@ -327,6 +327,9 @@ class DatasetSchema(_Section):
     class_path: ClassPathValue = Field(
         description="a torch Dataset or IterableDataset; with slots it is that which reads them"
     )
+    data_converter: str | None = Field(None, description="`{workspace}/reader.py`: the file of a class, as class_path")
+    reader_class_name: str | None = Field(None, description="the class in data_converter; null is Reader")
+    type: Literal["DataLoader", "QueueDataset"] | None = Field(None, description="PaddleRec's; both are a DataLoader")
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
     global_batch_size: Count | None = Field(None, description="samples per batch of all processes; replaces batch_size")
@@ -363,6 +366,7 @@ class DatasetSchema(_Section):
     on_bad_line: Literal["error", "skip", "count"] | None = Field(
         None, description="error; skip: left out with a warning; count: with fewer warnings; null is error"
     )
+    shuffle_filelist: bool | None = Field(None, description="a new order of the files each epoch")
 
 
 class PhaseSchema(_Section):
@@ -538,7 +542,6 @@ WARN = "warn"
 # The ``loss`` of a phase whose model returns it.
 MODEL_LOSS = "model"
 
-# The names of the target in a batch that is a mapping; the first that it has counts.
 # Keys of a dataset that are arguments of its class, where they are set.
 READER_KEYS = (
     "data_path",
@@ -549,8 +552,13 @@ READER_KEYS = (
     "target",
     "hash_size",
     "on_bad_line",
+    "shuffle_filelist",
 )
+# PaddleRec's names of the class of a dataset.
+READER_NAMES = ("type", "data_converter", "reader_class_name")
 # Those without which a dataset has to name its class, and the class that it has with them.
 SLOT_KEYS = ("sparse_slots", "dense_slots")
 SLOT_CLASS = "pipeline.data.slots:SlotFiles"
+
+# The names of the target in a batch that is a mapping; the first that it has counts.
 TARGETS = ("target", "label", "labels")

@@ -133,6 +133,8 @@ def collate_samples(collate: Callable[[Any], Any], samples: Any, where: str, whi
     """
     try:
         return collate(samples)
+    except DataError:
+        raise
     except Exception as error:
         if collate not in TORCH_COLLATES:
             error.add_note(f"{where}: collate_fn failed on {which}: {describe_samples(samples)}{in_worker()}")

@@ -59,6 +59,9 @@ class LineFiles:
         paths: the files, which may not change from here on.
         where: what messages begin with.
 
+    Attributes:
+        first: how many lines come before each file, and at last all.
+
     Raises:
         DataError: they have no line.
     """
@@ -68,19 +71,18 @@ class LineFiles:
         indices = list(map(_index, paths))
         self._marks = [marks for marks, _, _ in indices]
         self._versions = [version for _, _, version in indices]
-        # How many lines come before each file, and at last all.
-        self._first = [0, *accumulate(count for _, count, _ in indices)]
+        self.first = [0, *accumulate(count for _, count, _ in indices)]
         if not len(self):
             raise DataError(f"{where}: there is no line in {', '.join(map(str, paths[:3]))}; check data_path")
 
     def __len__(self) -> int:
         """How many lines there are."""
-        return self._first[-1]
+        return self.first[-1]
 
     def place(self, number: int) -> str:
         """``/data/part-1, line 17`` of the line of that number, which counts from 0 over all files."""
-        file = bisect_right(self._first, number) - 1
-        return f"{self.paths[file]}, line {number - self._first[file] + 1}"
+        file = bisect_right(self.first, number) - 1
+        return f"{self.paths[file]}, line {number - self.first[file] + 1}"
 
     def read(self, numbers: Iterable[int]) -> bytes:
         """The lines of these numbers, each with a newline at its end.
@@ -92,8 +94,8 @@ class LineFiles:
         for begin, end in _runs(numbers):
             place = begin
             while place < end:
-                file = bisect_right(self._first, place) - 1
-                before, stop = self._first[file], min(end, self._first[file + 1])
+                file = bisect_right(self.first, place) - 1
+                before, stop = self.first[file], min(end, self.first[file + 1])
                 parts.append(self._read(file, place - before, stop - before))
                 place = stop
         return b"".join(parts)

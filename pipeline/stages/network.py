@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from loguru import logger
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
@@ -82,7 +83,8 @@ class Network(NetworkBase):
     ) -> dict[str, Any]:
         """What decides the order of the samples, and how many make a batch: arguments of the loader."""
         batch_size, whole = settings.batch_size, settings.global_batch_size
-        keys = {"batch_size": batch_size, "shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        shuffle = settings.shuffle and not shuffles_itself(type(dataset))
+        keys = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": settings.drop_last}
         # A sampler gives the order of all ranks.
         shared = whole or (batch_size and batch_size * current_world().size)
         ours = {"dataset": dataset, "data_source": dataset, "seed": runner.seed, **keys, "batch_size": shared}
@@ -242,8 +244,18 @@ class Network(NetworkBase):
 def reader_arguments(settings: DatasetSchema, dataset_class: Any) -> dict[str, Any]:
     """The keys of a dataset that are arguments of its class, as far as they are set."""
     values = {key: getattr(settings, key) for key in READER_KEYS}
-    named = {"where": f"dataset.{settings.name}"} if dataset_class is SlotFiles else {}
+    named: dict[str, Any] = {"where": f"dataset.{settings.name}"} if dataset_class is SlotFiles else {}
+    if settings.shuffle and shuffles_itself(dataset_class):
+        named["shuffle"] = True
     return named | {key: value for key, value in values.items() if value is not None}
+
+
+def shuffles_itself(dataset_class: Any) -> bool:
+    """Whether ``shuffle`` is an argument of a class of streams: a loader can shuffle only what has indices."""
+    if not (isinstance(dataset_class, type) and issubclass(dataset_class, IterableDataset)):
+        return False
+    parameters = inspect.signature(dataset_class).parameters.values()
+    return any(each.name == "shuffle" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Context) -> nn.Module | Brain:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
 from pipeline.config.yaml_tree import Origin
 from pipeline.context import TRAIN_STATE, Context
+from pipeline.data.reader import ReaderBase
 from pipeline.data.slots import SlotFiles
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, Fault, PipelineError
 from pipeline.run.session import load_class
@@ -101,7 +102,8 @@ class Problems:
         if isinstance(error, PipelineError):
             problem = self._our_problem(error, address, origin)
         else:
-            what = f"{type(error).__name__}: {error}{self._user_location(error)}"
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            what = f"{type(error).__name__}: {error}{notes}{self._user_location(error)}"
             frames = user_traceback(error.__traceback__)
             while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
                 frames = frames.tb_next
@@ -225,6 +227,10 @@ def _bytes(modules: nn.Module) -> int:
     return sum((t.numel() if t.layout is torch.strided else t._nnz()) * t.element_size() for t in tensors)
 
 
+def _reads_lines(cls: Any) -> TypeGuard[type[SlotFiles | ReaderBase]]:
+    return isinstance(cls, type) and issubclass(cls, SlotFiles | ReaderBase)
+
+
 class Build:
     """The build of what the runners of a config name, but for data: no batch is tried, as ``--steps`` does.
 
@@ -254,7 +260,7 @@ class Build:
             cls = self.problems.attempt(address, load)
             arguments = reader_arguments(dataset, cls)
             # What a run directory holds is made by the run.
-            if cls is SlotFiles and "{run_dir}" not in str(arguments.get("data_path")):
+            if _reads_lines(cls) and "{run_dir}" not in str(arguments.get("data_path")):
                 # It reads the first lines.
                 self.problems.attempt(f"dataset.{dataset.name}", partial(cls, **arguments, **dataset.args))
         for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):

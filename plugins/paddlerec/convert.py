@@ -194,13 +194,9 @@ class _Optimizer(Section):
 
 
 class DatasetSection(Section):
-    """One item of ``dataset``: slots are read here as there; else a class of the user's does, with the settings."""
+    """One item of ``dataset``: slots and Readers are read here as there."""
 
     name = "dataset"
-
-    def arguments(self) -> tuple[str, ...]:
-        """Of a class of the user's."""
-        return () if self.has_slots else ("data_path", "padding")
 
     @property
     def rules(self) -> Mapping[str, Callable[[Entry], None]]:
@@ -210,6 +206,8 @@ class DatasetSection(Section):
             "data_path": self.data_path,
             "data_converter": self.data_converter,
             "reader_class_name": self.reader_class_name,
+            "type": self.type,
+            "padding": self.padding,
             "sparse_slots": self.slots,
             "dense_slots": self.slots,
         }
@@ -219,18 +217,16 @@ class DatasetSection(Section):
         """Whether PaddleRec's own reader of slots read it: then a converter was ignored."""
         return bool({"sparse_slots", "dense_slots"} & self.settings.keys())
 
-    @property
-    def reader(self) -> str:
-        """The name of the class in the converter's file."""
-        return str(self.settings["reader_class_name"].value) if "reader_class_name" in self.settings else "Reader"
-
     def convert(self) -> None:
         """Convert every entry; give what reads the data a class path."""
         super().convert()
         if not self.has_slots and "data_converter" not in self.settings:
-            path = f"{{workspace}}/{self.reader.lower()}.py:{self.reader}"
-            reason = f"PaddleRec read this with the model; write class {self.reader} there, {self.wanted()}"
-            self.add(self.settings["name"], "class_path", path, reason)
+            path, takes = (
+                "{workspace}/reader.py:Reader",
+                " that takes data_path" if "data_path" in self.settings else "",
+            )
+            wanted = f"write class Reader there, a torch Dataset or IterableDataset{takes}"
+            self.add(self.settings["name"], "class_path", path, f"PaddleRec read this with the model; {wanted}")
 
     def slots(self, entry: Entry) -> None:
         """``sparse_slots`` and ``dense_slots``: here nothing is left out without a word."""
@@ -240,27 +236,35 @@ class DatasetSection(Section):
             other = "PaddleRec left out what it does not name; name that in ignored_slots"
             self.notes.add(entry, f"a slot of the lines that no key names is an error now: {other}")
 
-    def wanted(self) -> str:
-        """What the class has to be."""
-        taken = [key for key in self.arguments() if key in self.settings]
-        return f"a torch Dataset or IterableDataset{' that takes ' if taken else ''}{', '.join(taken)}"
-
     def data_converter(self, entry: Entry) -> None:
         """``data_converter``: the file with the class."""
         if self.has_slots:
             self.not_carried(entry, "PaddleRec did not use it where there are slots; nothing to do")
             return
-        path = f"{slashes(entry.value)}:{self.reader}"
-        self.document.rename(entry, "class_path")
-        self.document.set(entry, path)
-        self.notes.add(entry, f"is now class_path: {path}: port {self.reader} to {self.wanted()}{relative_note(path)}")
+        self.path(entry)
+        base = "its class derives from pipeline.data.reader.ReaderBase now, and what it got by get_global_env is an argument"
+        self.notes.add(entry, f"{base}{relative_note(entry.value)}")
 
     def reader_class_name(self, entry: Entry) -> None:
-        """``reader_class_name``: the end of the class path."""
+        """``reader_class_name``: the class in that file."""
         if self.has_slots or "data_converter" not in self.settings:
             self.not_carried(entry, "there is no file of which it could name a class; nothing to do")
         else:
-            self.moved(entry, "class_path")
+            self.keep(entry)
+
+    def type(self, entry: Entry) -> None:
+        """``type``: what read it there."""
+        if entry.value in ("DataLoader", "QueueDataset"):
+            self.keep(entry)
+        else:
+            self.not_carried(entry, "a torch DataLoader reads every dataset; nothing to do")
+
+    def padding(self, entry: Entry) -> None:
+        """``padding``: of slots."""
+        if self.has_slots:
+            self.keep(entry)
+        else:
+            self.not_carried(entry, "PaddleRec used it for slots alone; nothing to do")
 
     def batch_size(self, entry: Entry) -> None:
         """``batch_size``: here the last batch may be short."""
@@ -268,7 +272,7 @@ class DatasetSection(Section):
         self.notes.add(entry, "PaddleRec left out the last batch where it was short; for that add `drop_last: true`")
 
     def data_path(self, entry: Entry) -> None:
-        """``data_path``: an argument of the class."""
+        """``data_path``: files and folders."""
         self.path(entry)
         if str(entry.value).startswith("paddlerec::"):
             self.notes.add(entry, "is a folder of PaddleRec's package, which is not here; copy it and name the copy")

@@ -229,17 +229,6 @@ class Document:
             container, key = entry.outer
             container[key] = None  # behind a comment ruamel.yaml would write braces in the next line
 
-    def gather(self, gathered: Sequence[Entry], key: str) -> None:
-        """Put entries of one mapping, in the order of the text, into a mapping under a new key, where the first one was."""
-        mapping, arguments = gathered[0].mapping, CommentedMap()
-        if gathered[0].in_braces:
-            arguments.fa.set_flow_style()
-        position = list(mapping).index(gathered[0].key)
-        for entry in gathered:
-            _move(entry, arguments, len(arguments))
-            entry.mapping, entry.outer = arguments, entry.outer if entry.in_braces else (mapping, key)
-        mapping.insert(position, key, arguments)
-
     def _sort_comments(self, text: str) -> None:
         """Put each comment above or behind what it is about: ruamel.yaml has it at the end of what is before."""
         for node in _containers(self.root):

@@ -35,11 +35,9 @@ NOT_CARRIED: dict[str, dict[str, str]] = {
     "phase": {
         "thread_num": _NUM_WORKERS,
         "gradient_scale_strategy": "it scaled the loss for several devices; nothing to do for one",
-        "shuffle_filelist": "the order is the dataset's affair; set `shuffle: true` there, or shuffle files in its class",
+        "shuffle_filelist": "is a key of the dataset; set it there beside a data_converter, and `shuffle: true` for all else",
     },
-    "dataset": {
-        "type": "a torch DataLoader reads every dataset; nothing to do",
-    },
+    "dataset": {},
     "hyper_parameters.optimizer": {
         "strategy": "PaddleRec read it and made no use of it; nothing to do",
     },
@@ -56,7 +54,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     ),
     "phase": ("name", "model", "dataset_name"),
     "dataset": (
-        "name", "batch_size", "data_path", "data_converter", "reader_class_name", "sparse_slots", "dense_slots",
+        "name", "type", "batch_size", "data_path", "data_converter", "reader_class_name", "sparse_slots", "dense_slots",
         "padding",
     ),
     "hyper_parameters.optimizer": ("class", "learning_rate"),
@@ -102,10 +100,6 @@ class Section(ABC):
     name: str
     """Which: ``runner``, ``hyper_parameters.optimizer``; ``""`` for the whole config."""
 
-    def arguments(self) -> tuple[str, ...]:
-        """The keys that become ``args``."""
-        return ()
-
     def __init__(self, entries: Sequence[Entry], document: Document, notes: Notes) -> None:
         self.entries = entries
         self.document = document
@@ -124,7 +118,6 @@ class Section(ABC):
         for entry in self.entries:
             if entry not in known:
                 self.unknown(entry)
-        self.gather()
         for entry in known:
             if entry.is_empty and entry.key not in {"name", "phases"}:
                 self.not_carried(entry, "it is empty; nothing to do")
@@ -132,12 +125,6 @@ class Section(ABC):
                 self.not_carried(entry, dropped[entry.key])
             else:
                 self.rules.get(entry.key, self.keep)(entry)
-
-    def gather(self) -> None:
-        """Gather what becomes the arguments of a class, before any known entry is converted."""
-        arguments = [entry for entry in self.entries if entry.key in self.arguments() and entry.key in self.settings]
-        if arguments:
-            self.document.gather(arguments, "args")
 
     def not_carried(self, entry: Entry, reason: str) -> None:
         """Leave an entry out; it stays as a comment."""

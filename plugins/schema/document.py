@@ -40,10 +40,10 @@ def document() -> dict[str, Any]:
     complete: dict[str, Any] = {
         name: {"items": {"required": section["required"]}} for name, section in sections.items()
     }
-    # Slots name the class that reads them.
+    # Slots name the class that reads them, and a converter is one.
     complete["dataset"]["items"] = {
         "required": ["name"],
-        "anyOf": [{"required": [key]} for key in ("class_path", *SLOT_KEYS)],
+        "anyOf": [{"required": [key]} for key in ("class_path", "data_converter", *SLOT_KEYS)],
     }
     return {
         "$schema": DIALECT,

@@ -22,6 +22,9 @@ SOURCE = """
     class Rows(IterableDataset):
         def __init__(self, size): pass
         def __iter__(self): return iter(())
+    class Lines(IterableDataset):
+        def __init__(self, size, shuffle=False): pass
+        def generate_batch_from_trainfiles(self, files): return iter(())
     class Told:
         def __init__(self, size): pass
         def set_epoch(self, epoch): pass
@@ -43,7 +46,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["sampler={class_path: own.py:NoOrder}"], ["sampler.class_path: NoOrder is no sampler: it has no __iter__; define it, or name another class"]),
     (["sampler={class_path: own.py:Told}"], ["sampler.class_path: Told is no sampler: it has no __iter__; define it, or name another class"]),
     (["sampler={class_path: own.py:Orders}"],
-     ["sampler.class_path: 'own.py:Orders': own.py defines no 'Orders'; it defines Pairs, Order, NoOrder, Rows, Told, Join, join; did you mean 'Order'?"]),
+     ["sampler.class_path: 'own.py:Orders': own.py defines no 'Orders'; it defines Pairs, Order, NoOrder, Rows, Lines, Told, Join, join; did you mean 'Order'?"]),
     (["sampler={class_path: own.py:Order, args: {sed: 3}}"], ["sampler.args.sed: Order has no argument 'sed'; it takes no arguments"]),
     (["sampler={class_path: torch.utils.data.RandomSampler, args: {num_sample: 3}}"],
      ["sampler.args.num_sample: RandomSampler has no argument 'num_sample'; did you mean 'num_samples'?"]),
@@ -63,6 +66,9 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["class_path=own.py:Rows", "sampler={class_path: own.py:Order}"],
      ["sampler: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
     (["class_path=own.py:Rows", "shuffle=true"], ["shuffle: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
+    (["class_path=own.py:Lines", "shuffle=true", "batch_size=null"], []),
+    (["class_path=own.py:Lines", "batch_size=8"],
+     ["batch_size: is 8, and Lines.generate_batch_from_trainfiles makes the batches; write null"]),
     *(
         ([f"class_path=own.py:{name}", "num_workers=1", "persistent_workers=true"],
          [f"persistent_workers: is true, but the workers of {name} have to know the epoch; remove it"])
@@ -73,11 +79,11 @@ FAULTS: list[tuple[list[str], list[str]]] = [
         for key, value in [("persistent_workers", "true"), ("prefetch_factor", "2"), ("worker_init_fn", "own.py:join")]
     ),
     (["num_workers=1", "worker_init_fn=own.py:start"],
-     ["worker_init_fn: 'own.py:start': own.py defines no 'start'; it defines Pairs, Order, NoOrder, Rows, Told, Join, join; write ':Pairs' after the file, or name the class start"]),
+     ["worker_init_fn: 'own.py:start': own.py defines no 'start'; it defines Pairs, Order, NoOrder, Rows, Lines, Told, Join, join; write ':Pairs' after the file, or name the class start"]),
     (["num_workers=1", "prefetch_factor=0"], ["prefetch_factor: is 0; it must be greater than 0"]),
     (["collate_args={scale: 1}"], ["collate_args: would be ignored: torch's own collate takes none; remove it, or add collate_fn"]),
     (["collate_fn=own.py:join", "collate_args={scale: x}"],
-     ["collate_args.scale: join's argument scale is 'x', a string; write an integer (own.py:20: scale: int)"]),
+     ["collate_args.scale: join's argument scale is 'x', a string; write an integer (own.py:23: scale: int)"]),
     (["collate_fn=own.py:join", "collate_args={samples: 1}"], ["collate_args.samples: join has no argument 'samples'; did you mean 'scale'?"]),
     (["collate_fn=own.py:Join"], ["collate_args: Join needs the argument scale; add it"]),
 ]  # fmt: skip

@@ -97,17 +97,16 @@ workspace: .                  # what {workspace} stands for
 dataset:
 - name: train_set      # the sample
   batch_size: 2
-  # not carried: type: DataLoader     # or QueueDataset
+  type: DataLoader     # or QueueDataset
   # lines of slots
   data_path: "{workspace}/data/train"
   sparse_slots: "click 1 2 3"   # the label first
   dense_slots: "dense_var:13"
 - name: infer_set
-  # not carried: type: QueueDataset
-  args:
-    data_path: "{workspace}/data/test"
+  type: QueueDataset
+  data_path: "{workspace}/data/test"
   batch_size: 2
-  class_path: "{workspace}/criteo_reader.py:Reader"
+  data_converter: "{workspace}/criteo_reader.py"
 
 hyper_parameters:
   # read by the model's base class
@@ -163,9 +162,7 @@ phase:
 ADDRESSES = """\
 3 workspace
 8 dataset.train_set.batch_size
-9 dataset.train_set.type
 12 dataset.train_set.sparse_slots
-15 dataset.infer_set.type
 17 dataset.infer_set.batch_size
 18 dataset.infer_set.data_converter
 23 hyper_parameters.optimizer.class
@@ -285,26 +282,9 @@ def test_an_entry_becomes_a_comment(converted: Convert, before: str, after: str)
     assert converted(f"{RUNNER}phase:{before}\n")[0] == f"{RUNNER}{after}\n"
 
 
-def test_arguments_in_braces_are_gathered(converted: Convert) -> None:
-    text, _ = converted(
-        f"{RUNNER}dataset: [{{name: x, data_path: p, batch_size: 1, padding: 0x10, data_converter: r}}]\n"
-    )
-    assert (
-        text
-        == f'{RUNNER}dataset: [{{name: x, args: {{data_path: p, padding: 0x10}}, batch_size: 1, class_path: "r:Reader"}}]\n'
-    )
-
-
 def test_what_is_written_in_braces_is_quoted_for_them(converted: Convert) -> None:
-    text, _ = converted(f"{RUNNER}dataset: [{{name: x, data_converter: 'a{{b}},c'}}]\n")
-    assert text == f'{RUNNER}dataset: [{{name: x, class_path: "a{{b}},c:Reader"}}]\n'
-
-
-def test_arguments_behind_a_dash_are_gathered(converted: Convert) -> None:
-    text, _ = converted(f"{RUNNER}dataset:\n- data_path: p  # c\n  data_converter: r\n  padding: 1\n  name: x\n")
-    assert (
-        text == f"{RUNNER}dataset:\n- args:\n    data_path: p  # c\n    padding: 1\n  class_path: r:Reader\n  name: x\n"
-    )
+    text, _ = converted(f"{RUNNER}dataset: [{{name: x, data_path: 'a{{b}}\\c,d', data_converter: r.py}}]\n")
+    assert text == f'{RUNNER}dataset: [{{name: x, data_path: "a{{b}}/c,d", data_converter: r.py}}]\n'
 
 
 def test_json_is_converted_too(converted: Convert) -> None:

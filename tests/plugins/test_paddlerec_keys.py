@@ -333,24 +333,18 @@ def in_item(section: str, lines: str) -> str:
 @pytest.mark.parametrize(
     ("lines", "expected", "note"),
     [
-        ("type: QueueDataset", "# not carried: type: QueueDataset",
-         "type: not carried: a torch DataLoader reads every dataset; nothing to do"),
         ("batch_size: 2", SAME,
          "batch_size: PaddleRec left out the last batch where it was short; for that add `drop_last: true`"),
         ("batch_size: '2'", "batch_size: 2", "batch_size: is now 2: PaddleRec made a number of '2' itself; nothing to do"),
         ("nmae: y", "# not carried: nmae: y", f"nmae: {IGNORED}did you mean 'name'?"),
         ("colour: y", "# not carried: colour: y", f"colour: {IGNORED}if a class of yours did, put it into args"),
-        ("data_path: paddlerec::data", "args:\n  data_path: paddlerec::data",
+        ("data_path: paddlerec::data", "data_path: paddlerec::data",
          "data_path: is a folder of PaddleRec's package, which is not here; copy it and name the copy"),
-        ("data_path: a\\b", "args:\n  data_path: a/b",
+        ("data_path: a\\b", "data_path: a/b",
          "data_path: is now a/b: PaddleRec wrote other separators itself; nothing to do"),
-        ("padding: 010", "args:\n  padding: 8", "padding: is now 8: so PaddleRec read 010; check that it was meant"),
+        ("padding: 010", "# not carried: padding: 010", "padding: not carried: PaddleRec used it for slots alone; nothing to do"),
         ('sparse_slots: ""', '# not carried: sparse_slots: ""', "sparse_slots: not carried: it is empty; nothing to do"),
-        # What belongs to the class is gathered, with its comments.
-        ("data_path: p\nbatch_size: 2  # b\n# above\n# fill\npadding: 1  # s\n\n# after\ntype: T",
-         ("args:\n  data_path: p\n  # above\n  # fill\n  padding: 1  # s\n"
-         "batch_size: 2  # b\n\n# after\n# not carried: type: T"),
-         "type: not carried: a torch DataLoader reads every dataset; nothing to do"),
+        ("type: T", "# not carried: type: T", "type: not carried: a torch DataLoader reads every dataset; nothing to do"),
         # Slots are read here as there.
         ("sparse_slots: |\n  1 2\n  3\ndense_slots: d:1\npadding: 010\ndata_path: p",
          "sparse_slots: |\n  1 2\n  3\ndense_slots: d:1\npadding: 8\ndata_path: p",
@@ -363,29 +357,29 @@ def in_item(section: str, lines: str) -> str:
 )  # fmt: skip
 def test_a_key_of_a_dataset(converted: Convert, lines: str, expected: str, note: str) -> None:
     text, notes = converted(in_item("dataset", f'data_converter: "{{workspace}}/r.py"\n{lines}'))
-    given = text.replace('  class_path: "{workspace}/r.py:Reader"\n', "")
+    given = text.replace('  data_converter: "{workspace}/r.py"\n', "")
     given = given.replace('  # not carried: data_converter: "{workspace}/r.py"\n', "")
     assert given == in_item("dataset", lines if expected == SAME else expected)
     assert f"dataset.x.{note}" in notes
 
 
 @pytest.mark.parametrize(
-    ("lines", "path", "note"),
+    ("lines", "kept", "note"),
     [
-        ('data_converter: "{workspace}/r.py"\ndata_path: p', "{workspace}/r.py:Reader",
-         ("data_converter: is now class_path: {workspace}/r.py:Reader: port Reader to a torch Dataset or IterableDataset "
-         "that takes data_path")),
-        ("data_converter: r.py\nreader_class_name: Mine", "r.py:Mine",
-         ("data_converter: is now class_path: r.py:Mine: port Mine to a torch Dataset or IterableDataset"
-         "; it starts at this file now, not where the command runs")),
-        ("data_path: p", "{workspace}/reader.py:Reader",
+        ('data_converter: "{workspace}/r.py"\ntype: DataLoader', 'data_converter: "{workspace}/r.py"\n  type: DataLoader',
+         ("data_converter: its class derives from pipeline.data.reader.ReaderBase now, and what it got by get_global_env is "
+          "an argument")),
+        ("data_converter: r.py\nreader_class_name: Mine", "data_converter: r.py\n  reader_class_name: Mine",
+         ("data_converter: its class derives from pipeline.data.reader.ReaderBase now, and what it got by get_global_env is "
+          "an argument; it starts at this file now, not where the command runs")),
+        ("data_path: p", 'class_path: "{workspace}/reader.py:Reader"',
          ("class_path: is new, '{workspace}/reader.py:Reader': PaddleRec read this with the model; write class Reader "
          "there, a torch Dataset or IterableDataset that takes data_path")),
     ],
 )  # fmt: skip
-def test_what_reads_a_dataset_becomes_its_class(converted: Convert, lines: str, path: str, note: str) -> None:
+def test_what_reads_a_dataset_is_its_class(converted: Convert, lines: str, kept: str, note: str) -> None:
     text, notes = converted(in_item("dataset", lines))
-    assert f"class_path: {path}\n" in text.replace('"', "")
+    assert f"  {kept}\n" in text
     assert f"dataset.x.{note}" in notes
 
 
@@ -412,8 +406,8 @@ def test_a_converter_beside_slots_was_ignored(converted: Convert) -> None:
         ("gradient_scale_strategy: 0", "# not carried: gradient_scale_strategy: 0",
          "gradient_scale_strategy: not carried: it scaled the loss for several devices; nothing to do for one"),
         ("shuffle_filelist: yes", "# not carried: shuffle_filelist: yes",
-         ("shuffle_filelist: not carried: the order is the dataset's affair; set `shuffle: true` there, or shuffle files in "
-         "its class")),
+         ("shuffle_filelist: not carried: is a key of the dataset; set it there beside a data_converter, and `shuffle: true` "
+          "for all else")),
         ("modle: m.py", "# not carried: modle: m.py", f"modle: {IGNORED}did you mean 'model'?"),
         ("colour: y", "# not carried: colour: y", f"colour: {IGNORED}if a class of yours did, put it into model_args"),
     ],
