@@ -14,6 +14,9 @@ DATASET, TABLE, STREAM = (
     f"torch.utils.data.dataset:{name}" for name in ("Dataset", "TensorDataset", "IterableDataset")
 )
 
+# A base of streams whose samples a loader can only put together.
+READER = "pipeline.data.reader:ReaderBase"
+
 # Keys of a dataset that need ``num_workers``.
 _WITH_WORKERS = ("multiprocessing_context", "timeout", "persistent_workers", "prefetch_factor", "worker_init_fn")
 
@@ -65,6 +68,8 @@ def _check_reader(dataset: Setting, definition: source.Definition | None, keys: 
             dataset[key].fault(f"would be ignored: {definition.name} has no argument '{key}'; remove it", of_key=True)
         elif key in dict(dataset["args"].entries()):
             dataset[key].fault("is in args too; keep one of the two", of_key=True)
+    if dataset["shuffle"].value and "shuffle" in dict(dataset["args"].entries()):
+        dataset["shuffle"].fault("is in args too; keep one of the two", of_key=True)
     if dataset["class_path"].value != SLOT_CLASS:
         return
     if "data_path" not in keys and "data_path" not in dict(dataset["args"].entries()):
@@ -91,17 +96,24 @@ def _check_kind(dataset: Setting, definition: source.Definition) -> None:
     if dataset["resume"].value and is_stream is False:
         dataset["resume"].fault("would be ignored: what has indices goes on exactly; remove it")
     parameters = classes.parameters(definition)
-    own = parameters is None or parameters.any_name or "shuffle" in parameters.names
-    for key in (*(() if own else ("shuffle",)), *_ORDER_KEYS) if is_stream else ():
+    takes_shuffle = parameters is None or parameters.any_name or "shuffle" in parameters.names
+    for key in (*(() if takes_shuffle else ("shuffle",)), *_ORDER_KEYS) if is_stream else ():
         if dataset[key].value:
             dataset[key].fault(f"needs indices, and {name} is an IterableDataset; shuffle in the class", of_key=True)
-    if dataset["batch_size"].value is not None and classes.member(definition, "generate_batch_from_trainfiles"):
-        what = (
-            f"is {dataset['batch_size'].value}, and {name}.generate_batch_from_trainfiles makes the batches; write null"
-        )
-        dataset["batch_size"].fault(what)
+    _check_batch_size(dataset, definition)
     if dataset["persistent_workers"].value and (is_stream or classes.member(definition, "set_epoch")):
         dataset["persistent_workers"].fault(f"is true, but the workers of {name} have to know the epoch; remove it")
+
+
+def _check_batch_size(dataset: Setting, definition: source.Definition) -> None:
+    """Whether a Reader makes the batches, or the loader."""
+    size, name = dataset["batch_size"], definition.name
+    if classes.is_subclass(definition, READER):
+        makes = classes.member(definition, "generate_batch_from_trainfiles")
+        if makes and size.value is not None:
+            size.fault(f"is {size.value}, and {name}.generate_batch_from_trainfiles makes the batches; write null")
+        elif size.node and size.value is None and not makes:
+            size.fault(f"is null, and {name} gives its samples one by one; write how many make a batch")
 
 
 def _check_sampler(dataset: Setting, key: str) -> None:

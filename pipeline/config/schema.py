@@ -329,7 +329,9 @@ class DatasetSchema(_Section):
     )
     data_converter: str | None = Field(None, description="`{workspace}/reader.py`: the file of a class, as class_path")
     reader_class_name: str | None = Field(None, description="the class in data_converter; null is Reader")
-    type: Literal["DataLoader", "QueueDataset"] | None = Field(None, description="PaddleRec's; both are a DataLoader")
+    type: Literal["DataLoader", "QueueDataset"] | None = Field(
+        None, description="DataLoader or QueueDataset, as in PaddleRec; it has no effect"
+    )
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
     global_batch_size: Count | None = Field(None, description="samples per batch of all processes; replaces batch_size")

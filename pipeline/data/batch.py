@@ -73,7 +73,7 @@ class SlotBatch(Mapping[str, Any]):
         return len(first.offsets if isinstance(first, SparseSlot) else first)
 
     def to(self, *args: Any, **keywords: Any) -> SlotBatch:
-        """The same on a device, in three copies however many slots there are."""
+        """The same on a device, in three copies however many slots there are, and one for each tensor that is not float32."""
         layout, *parts = self._packed()
         return _unpacked(layout, *(part.to(*args, **keywords) for part in parts))
 
@@ -81,28 +81,38 @@ class SlotBatch(Mapping[str, Any]):
         """From a worker, three tensors come rather than one or two for each slot."""
         return _unpacked, self._packed()
 
-    def _packed(self) -> tuple[list[Any], Tensor, Tensor, Tensor]:
-        """(name, shape) of each dense slot or (name, how many ids) of each sparse one; all floats, all ids, all offsets."""
+    def _packed(self) -> tuple[Any, ...]:
+        """What each slot is; all numbers, all ids, all offsets; and the tensors that are not float32.
+
+        A slot is (name, shape) of numbers, (name, how many) of ids, or (name, None).
+        """
         sparse = [field for field in self._fields.values() if isinstance(field, SparseSlot)]
-        dense = [field.flatten() for field in self._fields.values() if not isinstance(field, SparseSlot)]
+        tensors = [field for field in self._fields.values() if not isinstance(field, SparseSlot)]
+        dense = [field.flatten() for field in tensors if field.dtype is torch.float32]
         layout = [
-            (name, len(field.values) if isinstance(field, SparseSlot) else field.shape)
+            (name, len(field.values) if isinstance(field, SparseSlot) else _shape(field))
             for name, field in self._fields.items()
         ]
         ids = [
             torch.cat([slot[part] for slot in sparse]) if sparse else torch.empty(0, dtype=torch.int64)
             for part in (0, 1)
         ]
-        return layout, torch.cat(dense) if dense else torch.empty(0), ids[0], ids[1]
+        others = [field for field in tensors if field.dtype is not torch.float32]
+        return layout, torch.cat(dense) if dense else torch.empty(0), *ids, *others
 
 
-def _unpacked(layout: list[Any], floats: Tensor, values: Tensor, offsets: Tensor) -> SlotBatch:
+def _shape(field: Tensor) -> torch.Size | None:
+    return field.shape if field.dtype is torch.float32 else None
+
+
+def _unpacked(layout: list[Any], floats: Tensor, values: Tensor, offsets: Tensor, *others: Tensor) -> SlotBatch:
     """What ``SlotBatch._packed`` has packed."""
     sparse = [size for _, size in layout if isinstance(size, int)]
-    shapes = [shape for _, shape in layout if not isinstance(shape, int)]
+    shapes = [shape for _, shape in layout if isinstance(shape, torch.Size)]
     ids = map(SparseSlot, torch.split(values, sparse), offsets.chunk(len(sparse)) if sparse else ())
-    dense = map(Tensor.view, torch.split(floats, [shape.numel() for shape in shapes]), shapes)
-    return SlotBatch({name: next(ids) if isinstance(size, int) else next(dense) for name, size in layout})
+    dense, rest = map(Tensor.view, torch.split(floats, [shape.numel() for shape in shapes]), shapes), iter(others)
+    kinds: dict[type, Any] = {int: ids, torch.Size: dense, type(None): rest}
+    return SlotBatch({name: next(kinds[type(size)]) for name, size in layout})
 
 
 def split(batch: Any) -> tuple[Any, Any]:

@@ -224,7 +224,8 @@ class SeededLoader(DataLoader[Any]):
                 what = f"{type(sampler).__name__} asks for rank or num_replicas, to share the samples out itself"
                 remedy = "name one that gives the order of all: its batches are cut into a slice for each rank"
                 raise ConfigError(f"{self.where}: {what}; {remedy}")
-        unseeded = self.streams and self.seed is None and not has_shard(self.dataset)
+        shared = has_shard(self.dataset) and not getattr(self.dataset, "draws_order", False)
+        unseeded = self.streams and self.seed is None and not shared
         if chance := type(self.dataset).__name__ if unseeded else random_sampler_of(self):
             what = f"{chance} may give another order on each of {self.size} ranks, which could not share it"
             remedy = "give the runner a seed, a sampler set_epoch(epoch), or a stream shard(rank, count)"

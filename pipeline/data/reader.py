@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from pipeline.data.batch import SlotBatch, SparseSlot
+from pipeline.data.fetch import changed_order
 from pipeline.data.lines import LineFiles, find_files
 from pipeline.data.rng import seeding
 from pipeline.errors import DataError
@@ -21,7 +22,7 @@ from pipeline.errors import DataError
 _CHUNK, _LOOKED_AT = 64, 1000
 
 # The slots that are the target where nobody names one, as in lines of slots.
-_TARGETS = ("label", "click")
+_TARGETS = ("target", "label", "click")
 
 
 class Sample(dict[str, Any]):
@@ -49,16 +50,18 @@ class ReaderBase(IterableDataset[Any]):
 
     A batch is a ``SlotBatch``. A slot of whole numbers is a ``SparseSlot`` in it, any number of them in each sample; one of
     other numbers is float32 (batch, n), as many of them in each; tensors and arrays are stacked. The first sample decides
-    which it is. It is made once more before the training, to find that out.
+    which it is: lines are read once more before the training, up to the one that gives it.
 
-    Lines are shared out one by one among workers and processes. A run that is stopped goes on after its last sample, with
-    the samples that its line still has.
+    Read it with ``make_loader``. Lines are shared out one by one among workers and processes. A run that is stopped goes
+    on after its last sample, with the samples that its line still has; of lines that give thousands, ``resume: reread``
+    spares each batch a copy of them.
 
     Args:
         data_path: files, folders, patterns, or a list of these; see ``find_files``.
         shuffle: whether each epoch has a new order of the lines.
         shuffle_filelist: whether each epoch has a new order of the files; their lines stay in order.
-        target: the slot that becomes ``target``, float32 (batch,); by default ``label`` or ``click`` where there is one.
+        target: the slot that becomes ``target``, float32 (batch,); by default ``target``, ``label`` or ``click``, the first that
+            there is.
 
     Raises:
         DataError: there is no line; or the first 1,000 give no sample, or one that cannot be read.
@@ -72,20 +75,21 @@ class ReaderBase(IterableDataset[Any]):
         shuffle_filelist: bool = False,
         target: str | None = None,
     ) -> None:
-        self.where = type(self).__name__
-        self.paths = find_files(data_path, self.where)
-        self.target, self._widths = target, dict[str, int | None]()
+        self._where = type(self).__name__
+        self._paths = find_files(data_path, self._where)
+        self._target, self._widths = target, dict[str, int | None]()
         self._shuffle, self._shuffle_filelist, self._shard = shuffle, shuffle_filelist, (0, 1)
-        self.load_state_dict({"order": None, "taken": 0, "line": -1, "pending": []})
+        self._order: int | None = None
+        self._taken, self._line, self._ended, self._pending = 0, -1, False, list[Sample]()
         self.init()
         if hasattr(self, "generate_batch_from_trainfiles"):
             # It reads the files itself, so nobody knows where it is in them: what asks for a state finds none.
             vars(self).update(dict.fromkeys(("shard", "state_dict", "load_state_dict")))
             if shuffle or shuffle_filelist:
                 what = "generate_batch_from_trainfiles decides the order; remove shuffle and shuffle_filelist"
-                raise DataError(f"{self.where}: {what}")
+                raise DataError(f"{self._where}: {what}")
             return
-        self.lines = LineFiles(self.paths, self.where)
+        self._lines = LineFiles(self._paths, self._where)
         self._look()
 
     def init(self) -> None:
@@ -106,18 +110,28 @@ class ReaderBase(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """The samples of this shard from the place on; the batches, where a subclass makes them."""
         if hasattr(self, "generate_batch_from_trainfiles"):
-            for samples in _called(self.generate_batch_from_trainfiles(list(map(str, self.paths)))):
-                yield self.batch([self._sample(sample, -1) for sample in samples])
+            for samples in _called(self.generate_batch_from_trainfiles(list(map(str, self._paths)))):
+                if not (batch := [self._sample(sample, -1) for sample in samples]):
+                    raise self._error(-1, "generate_batch_from_trainfiles gives a batch without a sample; leave it out")
+                yield self.make_batch(batch)
             return
+        if self._ended:
+            self._order, self._taken, self._ended = None, 0, False
         if self._order is None:
             self._draw_order()
         numbers = self._numbers()
         yield from self._pop_pending()
         while chunk := numbers[self._taken : self._taken + _CHUNK]:
-            for number, line in zip(chunk, self.lines.read(chunk).split(b"\n"), strict=False):
+            for number, line in zip(chunk, self._lines.read(chunk).split(b"\n"), strict=False):
                 self._pending, self._line = self._samples(number, line), number
                 self._taken += 1
                 yield from self._pop_pending()
+        self._ended = True
+
+    @property
+    def draws_order(self) -> bool:
+        """Whether the shards of an epoch need one seed, so that all have the same order."""
+        return self._shuffle or self._shuffle_filelist
 
     def _pop_pending(self) -> Iterator[Sample]:
         while self._pending:
@@ -135,20 +149,22 @@ class ReaderBase(IterableDataset[Any]):
     def _numbers(self) -> Sequence[int]:
         """The numbers of the lines of this shard, in their order."""
         rank, count = self._shard
-        generator, first = torch.Generator().manual_seed(self._order or 0), self.lines.first
+        generator, first = torch.Generator().manual_seed(self._order or 0), self._lines.first
         if self._shuffle:
-            return _Numbers(torch.randperm(len(self.lines), generator=generator)[rank::count])
+            return _Numbers(torch.randperm(len(self._lines), generator=generator)[rank::count].clone())
         if self._shuffle_filelist:
-            files = torch.randperm(len(self.paths), generator=generator).tolist()
-            return _Numbers(torch.cat([torch.arange(first[file], first[file + 1]) for file in files])[rank::count])
-        return range(len(self.lines))[rank::count]
+            files = torch.randperm(len(self._paths), generator=generator).tolist()
+            return _Numbers(
+                torch.cat([torch.arange(first[file], first[file + 1]) for file in files])[rank::count].clone()
+            )
+        return range(len(self._lines))[rank::count]
 
     def _samples(self, number: int, line: bytes) -> list[Sample]:
         try:
             found = _called(self.generate_sample(line.decode().removesuffix("\r")))
             return [self._sample(sample, number) for sample in found if sample is not None]
         except Exception as error:
-            error.add_note(f"raised for {self.lines.place(number)}")
+            error.add_note(f"raised for {self._lines.place(number)}")
             raise
 
     def _sample(self, pairs: Iterable[tuple[str, Any]], line: int) -> Sample:
@@ -158,10 +174,11 @@ class ReaderBase(IterableDataset[Any]):
             DataError: it is none, or has other slots than the first.
         """
         try:
-            pairs = list(pairs)
-            sample = Sample(pairs, self, line)
-        except (TypeError, ValueError):
-            raise self._error(line, f"a sample is {pairs!r:.100}; yield [(name, values), …]") from None
+            pairs = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+            sample = Sample([(name, _plain(values)) for name, values in pairs], self, line)
+        except (TypeError, ValueError, RuntimeError):
+            what = f"a sample is {pairs!r:.100}"
+            raise self._error(line, f"{what}; yield [(name, values), …] with values in lists or tensors") from None
         if len(sample) < len(pairs):
             raise self._error(line, f"a sample has a name twice: {', '.join(name for name, _ in pairs)}")
         if self._widths and sample.keys() != self._widths.keys():
@@ -170,26 +187,26 @@ class ReaderBase(IterableDataset[Any]):
         return sample
 
     def _error(self, line: int, what: str) -> DataError:
-        return DataError(f"{self.where}: {self.lines.place(line) + ': ' if line >= 0 else ''}{what}")
+        return DataError(f"{self._where}: {self._lines.place(line) + ': ' if line >= 0 else ''}{what}")
 
     def _look(self) -> None:
         """Make the first sample, and say what is in it."""
-        count = min(len(self.lines), _LOOKED_AT)
+        count = min(len(self._lines), _LOOKED_AT)
         with seeding(0, 0, "look"):
-            lines = self.lines.read(range(count)).split(b"\n")[:count]
+            lines = self._lines.read(range(count)).split(b"\n")[:count]
             first = next((sample for place in enumerate(lines) for sample in self._samples(*place)), None)
             if first is None:
                 raise DataError(
-                    f"{self.where}: the first {count} lines give no sample; see what generate_sample leaves out"
+                    f"{self._where}: the first {count} lines give no sample; see what generate_sample leaves out"
                 )
-            slots = self.batch([first])
+            self.make_batch([first])
         kinds = {None: "a tensor", 0: "ids", 1: "1 number"}
         names = [f"{name} ({kinds.get(width, f'{width} numbers')})" for name, width in self._widths.items()]
-        target = f"; the target is {self.target}" if "target" in slots else ""
-        files = f"{len(self.paths)} file{'s' * (len(self.paths) > 1)}"
-        logger.info(f"{self.where}: {len(self.lines):,} lines in {files}; a sample has {', '.join(names)}{target}")
+        target = f"; the target is {self._target}" if self._target else ""
+        files = f"{len(self._paths)} file{'s' * (len(self._paths) > 1)}"
+        logger.info(f"{self._where}: {len(self._lines):,} lines in {files}; a sample has {', '.join(names)}{target}")
 
-    def batch(self, samples: Sequence[Sample]) -> SlotBatch:
+    def make_batch(self, samples: Sequence[Sample]) -> SlotBatch:
         """A batch of samples.
 
         Raises:
@@ -198,16 +215,19 @@ class ReaderBase(IterableDataset[Any]):
         fields = {name: self._field(name, samples) for name in samples[0]}
         if not self._widths:
             self._widths = {name: _width(values) for name, values in samples[0].items()}
-            self.target = self.target or next((name for name in _TARGETS if name in fields), None)
-            if self.target and self.target not in fields:
-                raise DataError(f"{self.where}: target: a sample has no '{self.target}', but {', '.join(fields)}")
-        if self.target:
-            target = fields.pop(self.target)
-            flat = (target.values if isinstance(target, SparseSlot) else target).float().flatten()
-            if len(flat) != len(samples):
-                what = f"{len(samples)} samples have {len(flat)} values of it; yield one in each"
-                raise DataError(f"{self.where}: slot {self.target}, the target: {what}")
-            fields["target"] = flat
+            self._target = self._target or next((name for name in _TARGETS if name in fields), None)
+            if self._target and self._target not in fields:
+                raise DataError(f"{self._where}: target: a sample has no '{self._target}', but {', '.join(fields)}")
+        if self._target:
+            target, name = fields.pop(self._target), self._target
+            wrong = next((sample for sample in samples if _count(sample[name]) != 1), None)
+            if wrong:
+                raise self._error(
+                    wrong.line, f"slot {name}, the target, has {wrong[name]!r:.100}; yield one value in each"
+                )
+            if "target" in fields:
+                raise self._error(-1, f"target: is {name}, beside a slot called target; rename that one")
+            fields["target"] = (target.values if isinstance(target, SparseSlot) else target).float().flatten()
         return SlotBatch(fields)
 
     def _field(self, name: str, samples: Sequence[Sample]) -> Tensor | SparseSlot:
@@ -227,13 +247,24 @@ class ReaderBase(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch, and what the last line has given that is in no batch yet."""
-        pending = [{name: _plain(values) for name, values in sample.items()} for sample in self._pending]
-        return {"order": self._order, "taken": self._taken, "line": self._line, "pending": pending}
+        place = {"order": self._order, "taken": self._taken, "line": self._line, "ended": self._ended}
+        return {**place, "pending": list(map(dict, self._pending)), "of": self._read_by()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place."""
-        self._order, self._taken, self._line = state["order"], state["taken"], state["line"]
+        """Go on from a place.
+
+        Raises:
+            DataError: it is one among other lines, or in another order of them.
+        """
+        if why := changed_order(state["of"], self._read_by(), self._where):
+            raise DataError(why)
+        self._order, self._taken = state["order"], state["taken"]
+        self._line, self._ended = state["line"], state["ended"]
         self._pending = [Sample(sample, self, self._line) for sample in state["pending"]]
+
+    def _read_by(self) -> dict[str, Any]:
+        """What decides which sample comes where."""
+        return {"lines": len(self._lines), "shuffle": self._shuffle, "shuffle_filelist": self._shuffle_filelist}
 
 
 class _Numbers(Sequence[int]):
@@ -250,41 +281,48 @@ class _Numbers(Sequence[int]):
 
 
 def _width(values: Any) -> int | None:
-    """How many numbers a slot has in each sample; 0: they are ids, any number of them; None: it has a tensor or an array."""
-    if not isinstance(values, list | tuple):
+    """How many numbers a slot has in each sample; 0: they are ids, any number of them; None: it has a tensor."""
+    if not isinstance(values, list):
         return None
-    return 0 if all(hasattr(value, "__index__") for value in values) else len(values)
+    return 0 if all(isinstance(value, int) for value in values) else len(values)
 
 
 def _joined(values: list[Any], width: int | None) -> Tensor | SparseSlot:
     """The values of one slot in all samples of a batch, which has a width in the first sample."""
     if width is None:
-        return torch.stack(list(map(torch.as_tensor, values)))
-    flat, lengths = torch.tensor(list(chain.from_iterable(values))), list(map(len, values))
+        return torch.stack(values)
+    lengths = list(map(len, values))
+    flat = torch.tensor(list(chain.from_iterable(values)), dtype=torch.float32 if width else None)
     if width:
         if other := {*lengths} - {width}:
             raise ValueError(f"of {min(other)} numbers, and the first sample has {width}")
-        return flat.to(torch.float32).view(len(values), width)
+        return flat.view(len(values), width)
     if len(flat) and flat.is_floating_point():
-        raise ValueError("these are no whole numbers, as in the first sample")
+        raise ValueError("these are not whole numbers as in the first sample, where floats would be numbers")
     return SparseSlot(flat.long(), torch.tensor([0, *accumulate(lengths[:-1])]))
 
 
-def _plain(values: Any) -> Any:
-    """Values as a checkpoint can hold them."""
+def _plain(values: Any) -> list[Any] | Tensor:
+    """Values as a checkpoint can hold them: a list of Python's numbers, or a tensor."""
     if not isinstance(values, list | tuple):
         return torch.as_tensor(values)
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 
-def _called(samples: Any) -> Iterable[Any]:
+def _count(values: list[Any] | Tensor) -> int:
+    return values.numel() if isinstance(values, Tensor) else len(values)
+
+
+def _called(samples: Any) -> Any:
     """The samples; PaddleRec has a function return them."""
-    made: Iterable[Any] = samples() if callable(samples) else samples
+    made = samples() if callable(samples) else samples
+    if made is None:
+        raise DataError("a Reader gives None in place of samples; yield them, or nothing")
     return made
 
 
 def _collate(samples: list[Sample], **_: object) -> SlotBatch:
-    return samples[0].reader.batch(samples)
+    return samples[0].reader.make_batch(samples)
 
 
 default_collate_fn_map[Sample] = _collate  # torch's way of extending its collate

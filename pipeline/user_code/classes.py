@@ -320,10 +320,11 @@ def parameters(definition: source.Definition) -> Parameters | None:
             return None
         if constructor := methods(cls).get("__init__"):
             return None if constructor.decorator_list else _parameters(constructor, cls.module, skip=1)
-        # A base that cannot be read may come before the next.
-        if not complete or "__init__" in own_names(cls):
+        # Of several bases, one that cannot be read may come before the next.
+        single = isinstance(node, ast.ClassDef) and len(node.bases) == 1
+        if "__init__" in own_names(cls) or not (complete or single):
             return None
-    return Parameters((), (), any_name=False)
+    return Parameters((), (), any_name=False) if complete else None
 
 
 def method_parameters(definition: source.Definition, name: str) -> Parameters | None:

@@ -11,6 +11,7 @@ from pipeline.check.checker import check
 
 SOURCE = """
     from torch.utils.data import IterableDataset, Sampler
+    from pipeline.data.reader import ReaderBase
     class Pairs:
         def __init__(self, dataset, batch_size, most: int = 3): pass
         def __iter__(self): return iter([[0]])
@@ -22,8 +23,9 @@ SOURCE = """
     class Rows(IterableDataset):
         def __init__(self, size): pass
         def __iter__(self): return iter(())
-    class Lines(IterableDataset):
-        def __init__(self, size, shuffle=False): pass
+    class Lines(ReaderBase):
+        def generate_sample(self, line): return []
+    class Batches(ReaderBase):
         def generate_batch_from_trainfiles(self, files): return iter(())
     class Told:
         def __init__(self, size): pass
@@ -33,6 +35,7 @@ SOURCE = """
         def __call__(self, samples): return samples
     def join(samples, scale: int = 0): return samples
 """
+LINES = ["class_path=own.py:Lines", "data_path=x", "args={}"]
 FAULTS: list[tuple[list[str], list[str]]] = [
     (["sampler={class_path: own.py:Order}"], []),
     (["sampler={class_path: own.py:Order, args: {seed: 3}}", "drop_last=true"], []),
@@ -46,7 +49,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["sampler={class_path: own.py:NoOrder}"], ["sampler.class_path: NoOrder is no sampler: it has no __iter__; define it, or name another class"]),
     (["sampler={class_path: own.py:Told}"], ["sampler.class_path: Told is no sampler: it has no __iter__; define it, or name another class"]),
     (["sampler={class_path: own.py:Orders}"],
-     ["sampler.class_path: 'own.py:Orders': own.py defines no 'Orders'; it defines Pairs, Order, NoOrder, Rows, Lines, Told, Join, join; did you mean 'Order'?"]),
+     ["sampler.class_path: 'own.py:Orders': own.py defines no 'Orders'; it defines Pairs, Order, NoOrder, Rows, Lines, Batches, Told, Join, join; did you mean 'Order'?"]),
     (["sampler={class_path: own.py:Order, args: {sed: 3}}"], ["sampler.args.sed: Order has no argument 'sed'; it takes no arguments"]),
     (["sampler={class_path: torch.utils.data.RandomSampler, args: {num_sample: 3}}"],
      ["sampler.args.num_sample: RandomSampler has no argument 'num_sample'; did you mean 'num_samples'?"]),
@@ -55,7 +58,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["sampler={class: own.py:Order}"], ["sampler.class_path: required key is missing; add `class_path:`", "sampler.class: unknown key; did you mean 'class_path'?"]),
     (["sampler=3"], ["sampler: is 3, a whole number; write a mapping"]),
     (["batch_sampler={class_path: own.py:Pairs, args: {most: two}}"],
-     ["batch_sampler.args.most: Pairs's argument most is 'two', a string; write an integer (own.py:4: most: int)"]),
+     ["batch_sampler.args.most: Pairs's argument most is 'two', a string; write an integer (own.py:5: most: int)"]),
     (["batch_sampler={class_path: own.py:Pairs, args: {batch_size: 3}}"],
      ["batch_size: would be ignored: Pairs says the order, and has its own in args; remove it"]),
     (["batch_sampler={class_path: own.py:Pairs}", "drop_last=true"],
@@ -66,9 +69,14 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["class_path=own.py:Rows", "sampler={class_path: own.py:Order}"],
      ["sampler: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
     (["class_path=own.py:Rows", "shuffle=true"], ["shuffle: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
-    (["class_path=own.py:Lines", "shuffle=true", "batch_size=null"], []),
-    (["class_path=own.py:Lines", "batch_size=8"],
-     ["batch_size: is 8, and Lines.generate_batch_from_trainfiles makes the batches; write null"]),
+    ([*LINES, "shuffle=true", "shuffle_filelist=true", "target=x"], []),
+    (["class_path=own.py:Batches", "data_path=x", "args={}", "batch_size=null"], []),
+    (["class_path=own.py:Batches", "data_path=x", "args={}", "batch_size=8"],
+     ["batch_size: is 8, and Batches.generate_batch_from_trainfiles makes the batches; write null"]),
+    ([*LINES, "batch_size=null"], ["batch_size: is null, and Lines gives its samples one by one; write how many make a batch"]),
+    ([*LINES, "padding=3"], ["padding: would be ignored: Lines has no argument 'padding'; remove it"]),
+    ([*LINES, "args={colour: 1}"], ["args.colour: Lines has no argument 'colour'; known: shuffle, shuffle_filelist, target"]),
+    ([*LINES, "shuffle=true", "args={shuffle: true}"], ["shuffle: is in args too; keep one of the two"]),
     *(
         ([f"class_path=own.py:{name}", "num_workers=1", "persistent_workers=true"],
          [f"persistent_workers: is true, but the workers of {name} have to know the epoch; remove it"])
@@ -79,11 +87,11 @@ FAULTS: list[tuple[list[str], list[str]]] = [
         for key, value in [("persistent_workers", "true"), ("prefetch_factor", "2"), ("worker_init_fn", "own.py:join")]
     ),
     (["num_workers=1", "worker_init_fn=own.py:start"],
-     ["worker_init_fn: 'own.py:start': own.py defines no 'start'; it defines Pairs, Order, NoOrder, Rows, Lines, Told, Join, join; write ':Pairs' after the file, or name the class start"]),
+     ["worker_init_fn: 'own.py:start': own.py defines no 'start'; it defines Pairs, Order, NoOrder, Rows, Lines, Batches, Told, Join, join; write ':Pairs' after the file, or name the class start"]),
     (["num_workers=1", "prefetch_factor=0"], ["prefetch_factor: is 0; it must be greater than 0"]),
     (["collate_args={scale: 1}"], ["collate_args: would be ignored: torch's own collate takes none; remove it, or add collate_fn"]),
     (["collate_fn=own.py:join", "collate_args={scale: x}"],
-     ["collate_args.scale: join's argument scale is 'x', a string; write an integer (own.py:23: scale: int)"]),
+     ["collate_args.scale: join's argument scale is 'x', a string; write an integer (own.py:25: scale: int)"]),
     (["collate_fn=own.py:join", "collate_args={samples: 1}"], ["collate_args.samples: join has no argument 'samples'; did you mean 'scale'?"]),
     (["collate_fn=own.py:Join"], ["collate_args: Join needs the argument scale; add it"]),
 ]  # fmt: skip

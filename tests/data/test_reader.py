@@ -14,7 +14,7 @@ import torch
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.loader import make_loader
 from pipeline.data.reader import ReaderBase
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 
 
 class Reader(ReaderBase):
@@ -189,12 +189,16 @@ def test_kinds_of_slots(tmp_path: Path) -> None:
     ("second", "what"),
     [
         ("[('a', [1]), ('b', [0.5])]", None),
-        ("[('a', [0.5]), ('b', [0.5])]", "slot a has [0.5]: these are no whole numbers, as in the first sample"),
-        ("[('a', ['x']), ('b', [0.5])]", "slot a has ['x']: too many dimensions 'str'"),
+        ("[('a', [0.5]), ('b', [0.5])]", "slot a has [0.5]: these are not whole numbers as in the first sample"),
+        ("[('a', ['x']), ('b', [0.5])]", "slot a has ['x']: "),
         ("[('a', [1]), ('b', [0.5, 0.5])]", "slot b has [0.5, 0.5]: of 2 numbers, and the first sample has 1"),
         ("[('a', [1]), ('b', [])]", "slot b has []: of 0 numbers, and the first sample has 1"),
         ("[('a', [1 << 70]), ('b', [0.5])]", "slot a has [1180591620717411303424]: "),
-        ("[('a', 3), ('b', [0.5])]", "slot a has 3: "),
+        ("[('a', 3), ('b', [0.5])]", "slot a has tensor(3): "),
+        (
+            "[('a', None), ('b', [0.5])]",
+            "a sample is [('a', None), ('b', [0.5])]; yield [(name, values), …] with values in lists",
+        ),
         ("[('a', [1])]", "a sample has a, and the first has a, b; yield the same names in each"),
         ("[('a', [1]), ('b', [0.5]), ('a', [2])]", "a sample has a name twice: a, b, a"),
         ("[1, 2]", "a sample is [1, 2]; yield [(name, values), …]"),
@@ -214,6 +218,64 @@ def test_a_sample_that_fits_no_other_is_told_with_its_line(
     assert str(caught.value).startswith(f"Made: {tmp_path / 'lines'}, line 2: {what}")
 
 
+def test_what_numpy_and_torch_give_is_read_as_numbers(tmp_path: Path) -> None:
+    line = (
+        "[('a', [torch.tensor(3)]), ('b', [torch.tensor(0.5)]), ('c', torch.tensor([16777217, 1])), ('label', [True])]"
+    )
+    for workers in (0, 1):
+        (tmp_path / "lines").write_text(f"{line}\n")
+        (batch,) = make_loader(Made(str(tmp_path / "lines")), seed=0, num_workers=workers)
+        assert batch["a"].ids.tolist() == [3]
+        assert batch["b"].tolist() == [[0.5]]
+        # A number that float32 does not have.
+        assert batch["c"].tolist() == batch.to("cpu")["c"].tolist() == [[16777217, 1]]
+        assert batch["target"].tolist() == [1.0]
+
+
+def test_each_sample_has_one_value_of_the_target(tmp_path: Path) -> None:
+    lines = [f"[('a', [1]), ('click', {values})]" for values in ([1], [], [0, 1])]
+    with pytest.raises(DataError, match=r"lines, line 2: slot click, the target, has \[\]; yield one value in each"):
+        make(tmp_path, *lines)
+
+
+def test_a_reader_without_a_loader_may_be_gone_over_again(files: list[Path], tmp_path: Path) -> None:
+    reader = Reader(str(tmp_path))
+    assert len(list(reader)) == len(list(reader)) == len(reference(files))
+
+
+def test_a_place_in_other_lines_or_another_order_is_refused(files: list[Path], tmp_path: Path) -> None:
+    begun = make_loader(Reader(str(tmp_path)), seed=0, batch_size=3)
+    next(iter(begun))
+    resumed = make_loader(Reader(str(tmp_path), shuffle=True), seed=0, batch_size=3)
+    resumed.load_state_dict(begun.state_dict())
+    with pytest.raises(DataError, match="has changed in the middle of an epoch, and samples would come twice"):
+        next(iter(resumed))
+    with files[0].open("a") as file:
+        file.write("\n7;1;0.5\n")
+    longer = make_loader(Reader(str(tmp_path)), seed=0, batch_size=3)
+    longer.load_state_dict(begun.state_dict())
+    with pytest.raises(DataError, match="has changed in the middle of an epoch, and samples would come twice"):
+        next(iter(longer))
+
+
+def test_ranks_without_a_seed_would_not_agree_on_an_order(files: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Reader may give another order on each of 2 ranks"):
+        make_loader(Reader(str(tmp_path), shuffle=True), seed=None, rank=0, size=2)
+    make_loader(Reader(str(tmp_path)), seed=None, rank=0, size=2)
+
+
+def test_none_in_place_of_samples_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("None\n")
+    with pytest.raises(DataError, match="a Reader gives None in place of samples; yield them, or nothing") as caught:
+        Forgetful(str(tmp_path / "lines"))
+    assert caught.value.__notes__ == [f"raised for {tmp_path / 'lines'}, line 1"]
+
+
+class Forgetful(ReaderBase):
+    def generate_sample(self, line: str) -> Any:
+        [("a", [int(line)])] if line != "None" else None
+
+
 def test_tensors_of_different_shapes_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 1: slot a has .*: its shape is not that of the others of its batch"):
         make(tmp_path, "[('a', torch.ones(2))]", "[('a', torch.ones(3))]")
@@ -222,8 +284,8 @@ def test_tensors_of_different_shapes_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "what"),
     [
-        ("c", "target: a sample has no 'c', but a, b"),
-        ("b", "slot b, the target: 1 samples have 2 values of it; yield one in each"),
+        ("c", "Made: target: a sample has no 'c', but a, b"),
+        ("b", r"lines, line 1: slot b, the target, has \[0.5, 1.5\]; yield one value in each"),
     ],
 )
 def test_a_target_that_can_be_none_is_told_at_once(tmp_path: Path, target: str, what: str) -> None:
@@ -287,6 +349,14 @@ def test_a_reader_may_make_the_batches_itself(tmp_path: Path, workers: int) -> N
     next(iter(begun))
     resumed.load_state_dict(begun.state_dict())
     assert [batch["target"].tolist() for batch in resumed] == [batch["target"].tolist() for batch in begun][1:]
+
+
+def test_an_empty_batch_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("1\n")
+    reader = Batches(str(tmp_path))
+    reader.generate_batch_from_trainfiles = lambda files: [[]]
+    with pytest.raises(DataError, match="gives a batch without a sample; leave it out"):
+        list(reader)
 
 
 def test_a_reader_that_makes_batches_decides_the_order(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ CLASSES = """
     import torch
     from torch.utils.data import Dataset
     from pipeline import StartupBase, stages, Brain
+    from pipeline.data.reader import ReaderBase
 
     class Plain:
         pass
@@ -154,6 +155,8 @@ CLASSES = """
     class Default(stages.Startup):
         pass
     class Trains(Brain):
+        pass
+    class Reads(ReaderBase):
         pass
     class Overwritten:
         def __init__(self, a): pass
