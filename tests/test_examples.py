@@ -668,3 +668,14 @@ def test_tdm_is_resumed_bit_for_bit_within_an_epoch_and_at_its_end(pipeline: Cal
     short = ["mode=train_runner", f"{runner}.limit_batches=3", f"{runner}.save_interval=1"]
     result = pipeline("resume-test", FOLDER / "tdm" / "config.yaml", *short, "--at", 3, "--at", 7)
     assert result.output.splitlines()[-1] == "equal, bit for bit"
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_online_learning_predicts_later_windows_better(ran: Ran, seed: int) -> None:
+    context = ran("online_learning", f"runner.train_runner.seed={seed}").contexts["train_runner"]
+    lines = (context["run_dir"] / "train_runner" / "metrics.jsonl").read_text().splitlines()
+    scores = {each["iteration"]: each["valid_auc"] for each in map(json.loads, lines) if "valid_auc" in each}
+    # Each window has 40 batches, and is evaluated before them.
+    assert sorted(scores) == list(range(0, 320, 40))
+    assert 0.45 < scores[0] < 0.55
+    assert all(0.73 < scores[iteration] < 0.8 for iteration in range(160, 320, 40))

@@ -254,13 +254,15 @@ class Build:
             if plugin.name not in DEFAULT_PLUGINS and any(hasattr(cls, hook) for hook in _EARLY_HOOKS):
                 self.early_plugins.append(plugin.name)
         classes = {runner.name: self.classes(runner) for runner in self.config.runners}
+        # A network stage of another class may open data elsewhere, or later.
+        default_network = all(stages.get("network") is Network for stages in classes.values())
         for dataset in self.config.settings.dataset:
             address = f"dataset.{dataset.name}.class_path"
             load = partial(load_named, dataset.class_path, address, "Dataset", self.config)
             cls = self.problems.attempt(address, load)
             arguments = reader_arguments(dataset, cls)
             # What a run directory holds is made by the run.
-            if _reads_lines(cls) and "{run_dir}" not in str(arguments.get("data_path")):
+            if default_network and _reads_lines(cls) and "{run_dir}" not in str(arguments.get("data_path")):
                 # It reads the first lines.
                 self.problems.attempt(f"dataset.{dataset.name}", partial(cls, **arguments, **dataset.args))
         for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):
