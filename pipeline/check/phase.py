@@ -352,9 +352,11 @@ class PhaseCheck:
         interval = self.runner["valid_interval"]
         if not validated:
             return "add valid_dataset_name to the phase"
+        if not is_untouched(self.runner.node, "runner"):
+            return None
         if interval.node and interval.value in (None, []):
             return "give the runner a valid_interval"
-        if not is_untouched(self.runner.node, "runner") or may_report(phase.inspection, validated):
+        if may_report(phase.inspection, validated):
             return None
         return set.intersection(*map(reported_names, validated))
 

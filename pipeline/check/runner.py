@@ -163,7 +163,7 @@ def _check_validation(runner: Setting, phases: Settings) -> None:
     if not validated:
         reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
         _refuse_idle(runner, VALIDATION_KEYS, reason, *(phase["valid_dataset_name"] for phase in phases.values()))
-    elif interval.node and interval.value in (None, []):
+    elif interval.node and interval.value in (None, []) and is_untouched(runner.node, "runner"):
         _refuse_idle(runner, VALIDATION_KEYS[1:], "valid_interval is null; set it, or remove this", interval)
     elif known:
         metric_names = set().union(*map(reported_names, validated))

@@ -254,15 +254,17 @@ class Build:
             if plugin.name not in DEFAULT_PLUGINS and any(hasattr(cls, hook) for hook in _EARLY_HOOKS):
                 self.early_plugins.append(plugin.name)
         classes = {runner.name: self.classes(runner) for runner in self.config.runners}
-        # A network stage of another class may open data elsewhere, or later.
-        default_network = all(stages.get("network") is Network for stages in classes.values())
         for dataset in self.config.settings.dataset:
             address = f"dataset.{dataset.name}.class_path"
             load = partial(load_named, dataset.class_path, address, "Dataset", self.config)
             cls = self.problems.attempt(address, load)
             arguments = reader_arguments(dataset, cls)
             # What a run directory holds is made by the run.
-            if default_network and _reads_lines(cls) and "{run_dir}" not in str(arguments.get("data_path")):
+            if (
+                self._is_opened(dataset.name, classes)
+                and _reads_lines(cls)
+                and "{run_dir}" not in str(arguments.get("data_path"))
+            ):
                 # It reads the first lines.
                 self.problems.attempt(f"dataset.{dataset.name}", partial(cls, **arguments, **dataset.args))
         for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):
@@ -282,6 +284,15 @@ class Build:
             load = partial(load_class, self.config, runner, key, name, base)
             classes[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
         return {stage: cls for stage, cls in classes.items() if cls}
+
+    def _is_opened(self, dataset: str, classes: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Whether the default network stage opens a dataset, or nobody does; another may do so elsewhere, or later."""
+        users = []
+        for runner in self.config.runners:
+            phases = self.config.phases(runner)
+            if any(dataset in (phase.dataset_name, *phase.valid_datasets) for phase in phases):
+                users.append(classes[runner.name].get("network"))
+        return not users or Network in users
 
     def preparing(self, classes: Mapping[str, type]) -> str:
         """Which code of the user's comes before the network stage, and may make what a model needs; ``""``: none."""

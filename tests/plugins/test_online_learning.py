@@ -191,19 +191,100 @@ def test_a_run_goes_on_after_any_step_of_a_window(home: Path, pipeline: Callable
     ("override", "message"),
     [
         ("runner.online.epochs=3", "runner.online.epochs: is 3, and runner_args make 4 windows; write 4"),
-        ("runner.online.runner_args.start_day=2024-2-29",
-         "runner.online.runner_args.start_day: is '2024-2-29'; write a day, as 20261101"),
+        ("runner.online.runner_args.start_day=2024229",
+         "runner.online.runner_args.start_day: is 2024229; write a day, as 20261101"),
         ("runner.online.runner_args.split_interval=700",
          "runner.online.runner_args.split_interval: 2 days make no whole number of windows of 700 minutes; write another"),
+        ("runner.online.runner_args.done_file=logs/%Y%m%d-%H%M.done",
+         "runner.online.runner_args.done_file: is 'logs/%Y%m%d-%H%M.done'; write {workspace}/logs/%Y%m%d-%H%M.done"),
+        ("runner.online.runner_args.done_file={workspace}/logs/%Y%m%d.done",
+         "runner.online.runner_args.done_file: names the same for several windows of 720 minutes; add placeholders"),
+        ("dataset.log.data_path={workspace}/logs/%H%M",
+         "dataset.log.data_path: names the same for several windows of 720 minutes; add placeholders"),
+        ("runner.online.runner_args.poll=0", "runner.online.runner_args.poll: is 0; write 0.01 or more"),
+        ("runner.online.valid_interval=1 epoch",
+         "runner.online.valid_interval: would validate on a window that was just trained on; write null"),
         ("dataset.log.data_path={workspace}/logs/20240229-0000",
          "dataset.log.data_path: has no placeholder of strftime, such as %Y%m%d, for windows; add some, and name the network stage"),
-        ("runner.online.runner_class_path=pipeline.stages:Runner",
-         "dataset.log: its data come in windows, which the runner of online learning opens; name it in runner_class_path"),
     ],
 )  # fmt: skip
 def test_what_makes_no_windows_is_told(home: Path, override: str, message: str) -> None:
-    overrides = [override, "runner.online.runner_args={}"] if "runner_class_path" in override else [override]
     write(home, WINDOWS[0])
     with pytest.raises(ConfigError) as caught:
-        GeneralTrainer(home / "config.yaml", overrides).run()
+        GeneralTrainer(home / "config.yaml", [override]).run()
     assert message in str(caught.value)
+
+
+def test_windows_are_for_a_runner_that_trains_on_them(home: Path) -> None:
+    write(home, WINDOWS[0])
+    overrides = ["runner.online.runner_class_path=pipeline.stages:Runner", "runner.online.runner_args={}"]
+    with pytest.raises(
+        ConfigError, match=r"dataset.log: its data come in windows, .*; name it in runner_class_path; or"
+    ):
+        GeneralTrainer(home / "config.yaml", overrides).run()
+    text = (home / "config.yaml").read_text(encoding="utf-8")
+    runner = "pipeline_plugins.paddlerec.online_learning:Runner, runner_args: {start_day: 20240229}}"
+    text = text.replace("mode: online", "mode: [online, after]").replace(
+        "\nphase:", f"\n  - {{name: after, class: infer, device: cpu, runner_class_path: {runner}\nphase:"
+    )
+    text = text.replace(
+        "  - {name: after", "  - {name: after, network_class_path: pipeline_plugins.paddlerec.online_learning:Network"
+    )
+    (home / "config.yaml").write_text(text, encoding="utf-8")
+    for window in WINDOWS[1:]:
+        write(home, window)
+    with pytest.raises(
+        ConfigError, match=r"runner.after.runner_class_path: online learning trains; remove it to evaluate"
+    ):
+        GeneralTrainer(home / "config.yaml").run()
+
+
+def test_without_a_done_file_a_window_is_there_with_its_first_file(home: Path) -> None:
+    write(home, WINDOWS[0])
+    empty = home / "logs" / WINDOWS[1]
+    (empty / "deep").mkdir(parents=True)
+    (empty / ".hidden").touch()
+    overrides = ["runner.online.runner_args.done_file=null", "runner.online.runner_args.wait=0.1"]
+    with pytest.raises(DataError, match=f"{empty} is not there after 0.1 s; resume the run when it is"):
+        GeneralTrainer(home / "config.yaml", overrides).run()
+    shutil.rmtree(empty)
+    for window in WINDOWS[1:]:
+        write(home, window)
+    context = GeneralTrainer(home / "config.yaml", overrides, resume="auto").run()
+    assert trained(context["run_dir"])[1] == pytest.approx(plain_loop()[1].tolist(), rel=1e-5)
+
+
+def test_a_run_without_a_save_interval_saves_before_it_gives_up(home: Path) -> None:
+    write(home, WINDOWS[0])
+    overrides = ["runner.online.save_interval=null", "runner.online.runner_args.wait=0.1"]
+    with pytest.raises(DataError, match="resume the run when it is"):
+        GeneralTrainer(home / "config.yaml", overrides).run()
+    (checkpoint,) = (path.name for path in Path("runs").glob("*/latest/online/checkpoints/step-*"))
+    assert int(checkpoint.removeprefix("step-")) == 3
+
+
+def test_the_best_window_may_be_kept_and_a_network_of_ones_own_builds_all(home: Path) -> None:
+    for window in WINDOWS:
+        write(home, window)
+    (home / "own.py").write_text(OWN, encoding="utf-8")
+    overrides = [
+        "runner.online.keep_best={metric: valid_loss, mode: min}",
+        "runner.online.network_class_path={workspace}/own.py:Own",
+    ]
+    assert check(home / "config.yaml", overrides) == []
+    context = GeneralTrainer(home / "config.yaml", overrides).run()
+    losses, _ = plain_loop()
+    assert context["best"]["value"] == pytest.approx(min(losses), rel=1e-5)
+    assert (home / "built").read_text().split() == list(WINDOWS)
+
+
+OWN = """
+from pathlib import Path
+from pipeline_plugins.paddlerec.online_learning import Network
+
+class Own(Network):
+    def build_order(self, settings, *others):
+        with (Path(__file__).parent / "built").open("a") as file:
+            file.write(Path(settings.data_path[0]).name + " ")
+        return super().build_order(settings, *others)
+"""
