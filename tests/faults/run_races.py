@@ -1,8 +1,9 @@
 """Two processes on one run directory: ``python tests/faults/run_races.py 50``.
 
 Both resume an interrupted run, started at the same moment: one gets it, the other leaves with 73 and names the holder.
-A holder that is stopped (SIGSTOP) still holds it. One that is killed while its DataLoader workers live on does not. In
-the end the run is resumed to its end, which has to be that of a run that nobody raced for.
+A holder that is stopped (SIGSTOP) still holds it. One that is killed does not, although its DataLoader workers live on as
+long as they are in code that keeps Python's lock; then they end. In the end the run is resumed to its end, which has to be
+that of a run that nobody raced for.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from forked_run import HOST, ForkedRun, end, unlike, until
 
 FILES = {
     "data.py": """
-        import os, time, torch
+        import ctypes, os, time, torch
         from pathlib import Path
-        from torch.utils.data import Dataset
+        from torch.utils.data import Dataset, get_worker_info
 
         class Slow(Dataset):
             def __len__(self):
                 return 40
             def __getitem__(self, index):
                 Path(f"at-sample-{os.getpid()}").touch()
-                time.sleep(float(os.environ["SECONDS"]))
+                seconds = float(os.environ["SECONDS"])
+                ctypes.PyDLL(None).usleep(int(seconds * 1e6)) if get_worker_info() else time.sleep(seconds)
                 return torch.randn(3), torch.tensor([index / 10])
     """,
     "config.yaml": """
@@ -139,7 +141,7 @@ def stopped_holder(job: Job, resume: str) -> None:
 
 def killed_holder(job: Job, resume: str) -> None:
     """A process that is killed has the run no longer, although its workers are still at their samples."""
-    holder = job.start(resume, seconds=0.2, workers=2)
+    holder = job.start(resume, seconds=5, workers=2)
     until(lambda: sum(map(job.is_at_samples, _children(holder.pid))) == 2)
     workers = _children(holder.pid)
     holder.send(signal.SIGKILL)
@@ -147,10 +149,11 @@ def killed_holder(job: Job, resume: str) -> None:
     following = job.start(resume)
     until(lambda: job.is_held_by(following) or following.over())
     lingering = sum(map(_lives, workers))
-    job.counts["freed"] += job.is_held_by(following) and lingering == 2
-    job.counts["lingering"] += lingering
+    held = job.is_held_by(following)
     until(lambda: GOES_ON in following.told() or following.over())
     job.stop(following)
+    job.counts["freed"] += held and lingering == 2 and until(lambda: not any(map(_lives, workers)))
+    job.counts["lingering"] += lingering
 
 
 def _children(pid: int) -> list[int]:
