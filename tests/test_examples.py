@@ -674,7 +674,7 @@ def test_tdm_is_resumed_bit_for_bit_within_an_epoch_and_at_its_end(pipeline: Cal
 def test_online_learning_predicts_later_windows_better(ran: Ran, seed: int) -> None:
     context = ran("online_learning", f"runner.train_runner.seed={seed}").contexts["train_runner"]
     lines = (context["run_dir"] / "train_runner" / "metrics.jsonl").read_text().splitlines()
-    scores = {each["iteration"]: each["valid_auc"] for each in map(json.loads, lines) if "valid_auc" in each}
+    scores = {each["iteration"]: each["auc"] for each in map(json.loads, lines) if each["event"] == "validate"}
     # Each window has 40 batches, and is evaluated before them.
     assert sorted(scores) == list(range(0, 320, 40))
     assert 0.45 < scores[0] < 0.55
