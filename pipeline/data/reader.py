@@ -39,7 +39,7 @@ class Sample(dict[str, Any]):
 
 
 class ReaderBase(IterableDataset[Any]):
-    """The samples of text files; what a line has says a subclass.
+    """The samples of the lines of text files; a subclass says which samples a line has.
 
     ::
 
@@ -102,13 +102,13 @@ class ReaderBase(IterableDataset[Any]):
             line: without its end.
 
         Returns:
-            Any number of samples ``[(name, values), …]``, or a function without parameters that returns them; None among
-            them is none. Mostly it is a generator.
+            An iterable of samples ``[(name, values), …]``, most often a generator, or a function without parameters that
+            returns one. None among them is left out.
         """
         raise NotImplementedError(f"{type(self).__name__} has no generate_sample(line); define it")
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples of this shard from the place on; the batches, where a subclass makes them."""
+        """The samples of this shard that are left of the epoch; or the batches, where a subclass makes them."""
         if hasattr(self, "generate_batch_from_trainfiles"):
             for samples in _called(self.generate_batch_from_trainfiles(list(map(str, self._paths)))):
                 if not (batch := [self._sample(sample, -1) for sample in samples]):
