@@ -74,7 +74,7 @@ def _check_reader(dataset: Setting, definition: source.Definition | None, keys: 
         return
     if "data_path" not in keys and "data_path" not in dict(dataset["args"].entries()):
         dataset["class_path"].fault("has slots, and no files with them; add data_path")
-    values = {key: dataset[key].value for key in keys if key not in ("data_path", "on_bad_line")}
+    values = {key: dataset[key].value for key in keys if key not in ("data_path", "on_bad_line", "cache")}
     others = {"padding": (int,), "hash_size": (int, dict)}
     if not all(isinstance(value, others.get(key, (str,))) for key, value in values.items()):
         # A fault of the schema.

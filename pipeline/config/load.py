@@ -237,7 +237,7 @@ _FILE_KEYS = re.compile(
     r"|init_model_path\.run|predictions\.path)"
 )
 
-_DATA_KEYS = re.compile(r"dataset\.[^.]+\.(data_path(\..+)?|data_converter)")
+_DATA_KEYS = re.compile(r"dataset\.[^.]+\.(data_path(\..+)?|data_converter|cache)")
 
 _RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
 

@@ -369,6 +369,9 @@ class DatasetSchema(_Section):
         None, description="error; skip: left out with a warning; count: with fewer warnings; null is error"
     )
     shuffle_filelist: bool | None = Field(None, description="a new order of the files each epoch")
+    cache: bool | str | None = Field(
+        None, description="lines of slots are parsed once for all runs; or the folder for that"
+    )
 
 
 class PhaseSchema(_Section):
@@ -555,6 +558,7 @@ READER_KEYS = (
     "hash_size",
     "on_bad_line",
     "shuffle_filelist",
+    "cache",
 )
 # PaddleRec's names of the class of a dataset.
 READER_NAMES = ("type", "data_converter", "reader_class_name")

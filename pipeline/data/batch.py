@@ -30,7 +30,7 @@ class SparseSlot(NamedTuple):
 
     Attributes:
         values: int64 (ids,), those of each line after those of the line before.
-        offsets: int64 (batch,), where those of each line begin.
+        offsets: int64 (batch,), where those of each line begin; other slots may have the same tensor.
     """
 
     values: Tensor

@@ -1,19 +1,23 @@
-"""The lines of text files, by number."""
+"""The lines of text files: by number, and one after the other."""
 
 from __future__ import annotations
 
 import glob
+import gzip
+import io
 import os
+import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias, cast
 
 from loguru import logger
 
+from pipeline.data.file_cache import cached, content_key
 from pipeline.errors import DataError
 
 # What differs in two versions of a file.
@@ -21,6 +25,17 @@ _Version: TypeAlias = tuple[int, int, int]
 
 # Of every so many lines it is kept where in the file they begin.
 STEP = 8
+
+# Text that is read at once, in bytes.
+_CHUNK = 2**20
+
+# How compressed files end.
+COMPRESSED = (".gz", ".zst")
+
+GET_EXTRA = "pip install 'five-stage-pipeline[rec]'"
+
+# What raises where a compressed file is broken; pyarrow raises an OSError.
+_BROKEN = (OSError, EOFError, zlib.error)
 
 
 def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
@@ -52,11 +67,54 @@ def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
     return sorted(found)
 
 
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The text of a file, some whole lines at a time, each with a newline at its end.
+
+    Args:
+        path: of the file; what ends in ``.gz`` or ``.zst`` is decompressed.
+
+    Raises:
+        DataError: it cannot be.
+    """
+    try:
+        with _open(path) as file:
+            while text := file.read(_CHUNK):
+                text += file.readline()
+                yield text if text.endswith(b"\n") else text + b"\n"
+    except _BROKEN as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return cast("BinaryIO", gzip.open(path))
+    if path.suffix != ".zst":
+        return path.open("rb")
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise DataError(f"{path}: pyarrow is not installed; {GET_EXTRA} has it, or compress it with gzip") from None
+    return cast("BinaryIO", io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")))
+
+
+def _decompressed(path: Path, where: str) -> Path:
+    """A file whose lines can be found by their places: of a compressed one, a copy that is made once."""
+    if path.suffix not in COMPRESSED:
+        return path
+
+    def make(folder: Path) -> None:
+        logger.info(f"{where}: {path} is decompressed to {folder.with_suffix('')}, once")
+        with (folder / "lines").open("wb") as file:
+            file.writelines(read_chunks(path))
+
+    return cached(content_key([path], "lines"), make, where) / "lines"
+
+
 class LineFiles:
     """The lines of text files in their order, each read where it is when it is asked for.
 
     Args:
-        paths: the files, which may not change from here on.
+        paths: the files, which may not change from here on. Of a compressed one a decompressed copy is read, see ``cached``.
         where: what messages begin with.
 
     Attributes:
@@ -68,7 +126,8 @@ class LineFiles:
 
     def __init__(self, paths: Sequence[Path], where: str) -> None:
         self.paths, self.where = paths, where
-        indices = list(map(_index, paths))
+        self._files = [_decompressed(path, where) for path in paths]
+        indices = list(map(_index, self._files))
         self._marks = [marks for marks, _, _ in indices]
         self._versions = [version for _, _, version in indices]
         self.first = [0, *accumulate(count for _, count, _ in indices)]
@@ -104,7 +163,7 @@ class LineFiles:
         """Lines of one file."""
         marks, block = self._marks[file], begin // STEP
         start, stop = marks[block], marks[min((end - 1) // STEP + 1, len(marks) - 1)]
-        text = os.pread(_OpenFile(str(self.paths[file]), self._versions[file]).descriptor, stop - start, start)
+        text = os.pread(_OpenFile(str(self._files[file]), self._versions[file]).descriptor, stop - start, start)
         text += b"" if text.endswith(b"\n") else b"\n"
         first = _after(text, begin - block * STEP, 0)
         last = _after(text, end - begin, first) if end % STEP else len(text)
@@ -124,7 +183,7 @@ def _index(path: Path) -> tuple[array[int], int, _Version]:
     """Where every STEP-th line begins, and the end of the file; how many lines there are; and which version this is."""
     marks, position, number = array("q"), 0, -1
     with path.open("rb") as file:
-        version = _version(file.fileno())
+        version = file_version(file.fileno())
         for number, line in enumerate(file):
             if not number % STEP:
                 marks.append(position)
@@ -156,7 +215,7 @@ class _OpenFile:
 
     def __init__(self, path: str, version: _Version) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
-        if _version(self.descriptor) != version:
+        if file_version(self.descriptor) != version:
             raise DataError(f"{path} has changed since it was read first; begin anew")
 
     def __del__(self) -> None:
@@ -164,7 +223,7 @@ class _OpenFile:
         os.close(self.descriptor)
 
 
-def _version(descriptor: int) -> _Version:
+def file_version(file: int | Path) -> _Version:
     """Which file this is, its size, and when it was written."""
-    stat = os.fstat(descriptor)
+    stat = os.stat(file)
     return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -311,7 +311,9 @@ class SeededLoader(DataLoader[Any]):
         ours, sampler = self._epoch_sampler(), type(order_of(self)).__name__
         shuffle, seed = (ours.shuffle, ours.seed if ours.shuffle else None) if ours else (None, None)
         sizes = {"samples": length(self.dataset), "batch_size": self.batch_size, "drop_last": self.drop_last}
-        return {**sizes, "sampler": sampler, "shuffle": shuffle, "seed": seed}
+        # What an id means is of the order too.
+        hashed = {"hash_size": sizes_of} if (sizes_of := getattr(self.dataset, "hash_sizes", None)) else {}
+        return {**sizes, "sampler": sampler, "shuffle": shuffle, "seed": seed, **hashed}
 
     def _epoch_sampler(self) -> EpochSampler | None:
         """That of ours which draws the order, itself or for a batch sampler."""

@@ -98,7 +98,7 @@ class ColumnParser:
         if not np.isfinite(floats).all():
             return None
         if len(layout.words):
-            hashed = _hash(data, fields.colons[layout.words] + 1, fields.ends[layout.words]) % layout.sizes
+            hashed = hash_parts(data, fields.colons[layout.words] + 1, fields.ends[layout.words]) % layout.sizes
             ids = np.concatenate([ids, hashed.astype(np.int64)])
         return self._parsed(floats[layout.dense_order], ids[layout.sparse_order], layout.counts)
 
@@ -221,8 +221,8 @@ def _filled(values: Any, counts: Any, padding: int, lengths: Sequence[int]) -> A
     return np.insert(values, np.repeat(before[missing], times), padding)
 
 
-def _hash(data: Any, starts: Any, ends: Any) -> Any:
-    """``fnv1a`` of parts of the data."""
+def hash_parts(data: Any, starts: Any, ends: Any) -> Any:
+    """``fnv1a`` of parts of bytes, of which there is at least one."""
     hashed = np.full(len(starts), 0xCBF29CE484222325, np.uint64)
     for place in range(int((ends - starts).max())):
         longer = np.flatnonzero(ends - starts > place)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_int64
 from functools import cache, partial
 from itertools import accumulate, chain
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,11 +22,17 @@ from torch.utils.data import Dataset, get_worker_info
 from pipeline.config.slots import Slots, SlotsError, make_slots
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.fetch import in_worker
-from pipeline.data.lines import LineFiles, find_files
+from pipeline.data.file_cache import cached, content_key
+from pipeline.data.lines import GET_EXTRA, LineFiles, file_version, find_files, read_chunks
+from pipeline.data.slot_table import VERSION, SlotTable, write_table
 from pipeline.errors import ConfigError, DataError
+from pipeline.signals import SHUTDOWN
 
 if TYPE_CHECKING:
     from pipeline.data.slot_columns import ColumnParser
+
+# How the files of a table of columns end.
+_PARQUET = ".parquet"
 
 # Lines that are read at the beginning, to find out which slots there are.
 LOOKED_AT = 1000
@@ -170,6 +179,63 @@ def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
 
 
+class SlotReader:
+    """Reads lines, and does with bad ones what ``on_bad_line`` says.
+
+    Args:
+        slots, on_bad_line, where: see ``SlotFiles``.
+    """
+
+    def __init__(self, slots: Slots, on_bad_line: str, where: str) -> None:
+        self.on_bad_line, self.where = on_bad_line, where
+        self._lines, self._columns = LineParser(slots), _column_parser(slots)
+        # How many were left out by this process, and by each worker: memory that they share.
+        self._bad = RawArray(c_int64, 256)
+
+    def parse(
+        self,
+        text: bytes,
+        place: Callable[[int], str],
+        report: Callable[[str], None] | None = None,
+    ) -> Parsed | None:
+        """The values of lines, without those that are bad; None if that leaves none.
+
+        Args:
+            text: the lines.
+            place: file and number of each.
+            report: called with what is wrong with one that is left out; None warns of it, as ``on_bad_line`` says.
+
+        Raises:
+            DataError: one is bad, and not left out.
+        """
+        if self._columns and (fields := self._columns(text)):
+            return Parsed(*fields)
+        parser = self._lines
+        try:
+            return parser(text)
+        except BadLineError:
+            good = []
+            for number, line in enumerate(text[:-1].split(b"\n")):
+                try:
+                    good.append(parser.read(line))
+                except BadLineError as error:
+                    what = f"{self.where}: {place(number)}: {error}"
+                    if self.on_bad_line == "error":
+                        raise DataError(f"{what}; mend the line, or set on_bad_line: skip") from None
+                    (report or self.report)(what)
+            return parser.fields(good) if good else None
+
+    def report(self, what: str) -> None:
+        """Say of a line that it is left out."""
+        info = get_worker_info()
+        cell = (info.id + 1) % len(self._bad) if info else 0
+        self._bad[cell] += 1
+        if self.on_bad_line == "skip":
+            logger.warning(f"{what}; it is left out{in_worker()}")
+        elif re.fullmatch("10*", str(self._bad[cell])):
+            logger.warning(f"{what}; so far {sum(self._bad)} bad lines were left out, each as often as it was read")
+
+
 class SlotFiles(Dataset[SlotBatch]):
     """The lines of text files ``slot:value slot:value …``, in any order, batch by batch.
 
@@ -188,11 +254,19 @@ class SlotFiles(Dataset[SlotBatch]):
             FNV-1a hash of the value's bytes, modulo N. It is the same in every process and version.
         on_bad_line: ``error``; ``skip`` to leave such a line out with a warning; ``count`` to leave it out, with a warning at
             the 1st, 10th, 100th and so on of a worker.
+        cache: whether all lines are parsed once, into tables that are mapped into memory, for all runs with the same lines and
+            slots; or the folder for these, see ``cached``. Of Parquet files that is always so.
         where: what messages begin with.
+
+    Attributes:
+        slots: what the lines may have.
+        paths: the files, sorted.
+        hash_sizes: slot -> how many ids its values are hashed to; a loader's state has it, and refuses another.
 
     Raises:
         ConfigError: the slots contradict each other.
-        DataError: there is no line; or among the first lines there is a bad one; or a slot occurs in no line at all.
+        DataError: there is no line; or among the first lines, or with ``cache`` anywhere, there is a bad one; or a slot
+            occurs in no line at all.
     """
 
     def __init__(
@@ -206,23 +280,27 @@ class SlotFiles(Dataset[SlotBatch]):
         target: str | None = None,
         hash_size: int | Mapping[str, int] | None = None,
         on_bad_line: str = "error",
+        cache: bool | str = False,
         where: str = "dataset",
     ) -> None:
-        self.where, self.on_bad_line = where, on_bad_line
+        self.where = where
         try:
             self.slots = make_slots(sparse_slots, dense_slots, ignored_slots, padding, target, hash_size)
         except SlotsError as error:
             raise ConfigError(f"{where}.{error}") from None
-        self.parser = LineParser(self.slots)
-        self._columns = _column_parser(self.slots)
-        self.lines = LineFiles(find_files(data_path, where), where)
-        # How many were left out by this process, and by each worker: memory that they share.
-        self._bad = RawArray(c_int64, 256)
-        self._look()
+        self.hash_sizes = dict(self.slots.hash_sizes)
+        self._reader = SlotReader(self.slots, on_bad_line, where)
+        self.paths = find_files(data_path, where)
+        self._table: SlotTable | None = None
+        if cache or any(path.suffix == _PARQUET for path in self.paths):
+            self._table = self._open_table(cache if isinstance(cache, str) else None)
+        else:
+            self.lines = LineFiles(self.paths, where)
+            self._look()
 
     def __len__(self) -> int:
-        """How many lines there are."""
-        return len(self.lines)
+        """How many lines there are; in a table, those that are not left out."""
+        return len(self.lines if self._table is None else self._table)
 
     def __getitem__(self, number: int) -> SlotBatch:
         """A batch of one line."""
@@ -235,7 +313,9 @@ class SlotFiles(Dataset[SlotBatch]):
             DataError: a line is bad, or all are where they are left out.
         """
         numbers = list(numbers)
-        parsed = self._parse(numbers, self._report)
+        if self._table is not None:
+            return self._batch(self._table.fields(numbers))
+        parsed = self._parse(numbers)
         if not parsed:
             what = f"all {len(numbers)} lines of a batch are bad, the first of them {self.lines.place(numbers[0])}"
             raise DataError(f"{self.where}: {what}; mend the files")
@@ -247,34 +327,55 @@ class SlotFiles(Dataset[SlotBatch]):
         flat = target.values.float() if isinstance(target, SparseSlot) else target.view(-1)
         return SlotBatch({other: field for other, field in fields.items() if other != name} | {"target": flat})
 
-    def _parse(self, numbers: Sequence[int], report: Callable[[str], None]) -> Parsed | None:
-        """The values of lines, without those that are bad; None if that leaves none."""
-        text = self.lines.read(numbers)
-        if self._columns and (fields := self._columns(text)):
-            return Parsed(*fields)
-        try:
-            return self.parser(text)
-        except BadLineError:
-            good = []
-            for number, line in zip(numbers, text[:-1].split(b"\n"), strict=True):
-                try:
-                    good.append(self.parser.read(line))
-                except BadLineError as error:
-                    what = f"{self.where}: {self.lines.place(number)}: {error}"
-                    if self.on_bad_line == "error":
-                        raise DataError(f"{what}; mend the line, or set on_bad_line: skip") from None
-                    report(what)
-            return self.parser.fields(good) if good else None
+    def _parse(self, numbers: Sequence[int], report: Callable[[str], None] | None = None) -> Parsed | None:
+        return self._reader.parse(self.lines.read(numbers), lambda line: self.lines.place(numbers[line]), report)
 
-    def _report(self, what: str) -> None:
-        """Say of a line that it is left out."""
-        info = get_worker_info()
-        cell = (info.id + 1) % len(self._bad) if info else 0
-        self._bad[cell] += 1
-        if self.on_bad_line == "skip":
-            logger.warning(f"{what}; it is left out{in_worker()}")
-        elif re.fullmatch("10*", str(self._bad[cell])):
-            logger.warning(f"{what}; so far {sum(self._bad)} bad lines were left out, each as often as it was read")
+    def _open_table(self, root: str | None) -> SlotTable:
+        """The table of all lines, made unless there is one; and say what is in it."""
+        slots, versions = self.slots, list(map(file_version, self.paths))
+        settings = [VERSION, {**slots._asdict(), "ignored": sorted(slots.ignored)}, self._reader.on_bad_line]
+        key = content_key(self.paths, [*settings, [path.suffix for path in self.paths]])
+        folder = cached(key, self._make_table, self.where, root)
+        if versions != list(map(file_version, self.paths)):
+            shutil.rmtree(folder, ignore_errors=True)
+            raise DataError(f"{self.where}: the files in data_path have changed while they were read; begin anew")
+        table = SlotTable(folder, slots)
+        self._say_coverage(len(table), table.facts["lacking"], len(table), table.facts["bad"])
+        return table
+
+    def _make_table(self, folder: Path) -> None:
+        logger.info(f"{self.where}: all lines are read into {folder.with_suffix('')}, once")
+        lacking, bad = Counter[str](), list[str]()
+
+        def report(what: str) -> None:
+            bad.append(what)
+            self._reader.report(what)
+
+        def parts() -> Iterator[Mapping[str, Tensor | SparseSlot]]:
+            for path in self.paths:
+                first, (reader, word, texts) = 1, self._open(path)
+                for text in texts:
+                    SHUTDOWN.raise_if_requested()
+                    if parsed := reader.parse(text, partial(_place, path, word, first), report):
+                        lacking.update(parsed.lacking)
+                        yield parsed.fields
+                    first += text.count(b"\n")
+
+        lines = write_table(folder, self.slots, parts(), lambda: {"lacking": lacking, "bad": bad[:1] * len(bad)})
+        if absent := [name for name in self.slots.names if lacking[name] == lines]:
+            what = f"no line has the slots {', '.join(absent)}" if lines else f"there is no line in {self.paths[0]}"
+            raise DataError(f"{self.where}: {what}; mend sparse_slots and dense_slots, or data_path")
+
+    def _open(self, path: Path) -> tuple[SlotReader, str, Iterable[bytes]]:
+        """What reads the lines of a file, what these are called there, and their text."""
+        if path.suffix != _PARQUET:
+            return self._reader, "line", read_chunks(path)
+        try:
+            from pipeline.data.parquet import ParquetRows  # noqa: PLC0415 - imports numpy and pyarrow, an extra
+        except ImportError as error:
+            raise DataError(f"{self.where}: {path}: {error.name} is not installed; {GET_EXTRA} has it") from None
+        rows = ParquetRows(path, self.slots)
+        return SlotReader(rows.slots, self._reader.on_bad_line, self.where), "row", rows
 
     def _look(self) -> None:
         """Read the first lines, and say which slots they have.
@@ -291,18 +392,17 @@ class SlotFiles(Dataset[SlotBatch]):
             there = ", ".join(sorted(map(_text, self._names(count))))
             what = f"no line has the slots {', '.join(absent)}; the first lines have {there}"
             raise DataError(f"{self.where}: {what}; mend sparse_slots and dense_slots, or data_path")
-        logger.info(f"{self.where}: {self._coverage(lacking, good, bad)}")
+        self._say_coverage(len(self), lacking, good, bad)
 
-    def _coverage(self, lacking: Mapping[str, int], good: int, bad: Sequence[str]) -> str:
-        """How many of the first lines have each slot, and which one is the target."""
-        files, slots = len(self.lines.paths), self.slots
+    def _say_coverage(self, count: int, lacking: Mapping[str, int], good: int, bad: Sequence[str]) -> None:
+        """Say how many of the first lines have each slot, and which one is the target."""
+        files, slots = len(self.paths), self.slots
         incomplete = [f"{name} {good - lacking[name]}" for name in slots.names if lacking[name]]
         some = f" but {', '.join(incomplete)}; where a line lacks one it is {slots.padding}" if incomplete else ""
-        which = "all" if good == len(self) else f"of the first {good}, all"
-        lines = (
-            f"{len(self):,} lines in {files} file{'s' * (files > 1)}; {which} have all {len(slots.names)} slots{some}"
-        )
-        return f"{lines}; the target is {slots.target}" + (f"; {len(bad)} bad ones: {bad[0]}" if bad else "")
+        which = "all" if good == count else f"of the first {good}, all"
+        lines = f"{count:,} lines in {files} file{'s' * (files > 1)}; {which} have all {len(slots.names)} slots{some}"
+        some_bad = f"; {len(bad)} bad ones: {bad[0]}" if bad else ""
+        logger.info(f"{self.where}: {lines}; the target is {slots.target}{some_bad}")
 
     def _names(self, count: int) -> set[bytes]:
         return {field.partition(b":")[0] for field in self.lines.read(range(count)).split()}
@@ -312,6 +412,10 @@ class SlotFiles(Dataset[SlotBatch]):
         field = re.compile(rb"(?:^|\s)" + re.escape(name.encode()) + b":")
         parts = (range(first, min(first + LOOKED_AT, len(self))) for first in range(begin, len(self), LOOKED_AT))
         return any(field.search(self.lines.read(part)) for part in parts)
+
+
+def _place(path: Path, word: str, first: int, line: int) -> str:
+    return f"{path}, {word} {first + line}"
 
 
 def _column_parser(slots: Slots) -> ColumnParser | None:
@@ -327,5 +431,5 @@ def _column_parser(slots: Slots) -> ColumnParser | None:
 @cache
 def _say_how_to_read_faster(missing: str) -> None:
     """Once, for however many datasets."""
-    remedy = "pip install 'five-stage-pipeline[rec]' has them read many times as fast"
+    remedy = f"{GET_EXTRA} has them read many times as fast"
     logger.info(f"lines of slots are read one by one, since {missing} is not installed; {remedy}")

@@ -166,6 +166,12 @@ def test_every_line_has_the_values_that_a_parser_of_a_few_lines_reads(tmp_path: 
                 with pytest.raises(DataError, match=rf"all {len(numbers)} lines of a batch are bad"):
                     dataset.__getitems__(numbers)
         assert [row for batch in batches for row in rows(batch)] == good
+    kept = SlotFiles(path, **KEYS, padding=7, on_bad_line="skip", cache=f"{tmp_path}-cache")
+    assert len(kept) == len(good)
+    for batch_size in (1, 7, len(good)):
+        firsts = range(0, len(good), batch_size)
+        batches = [kept.__getitems__(range(first, min(first + batch_size, len(good)))) for first in firsts]
+        assert [row for batch in batches for row in rows(batch)] == good
     if len(good) == len(lines):
         with_others = SlotFiles(path, **KEYS, padding=7)
         assert list(rows(with_others.__getitems__(range(len(lines))))) == good
@@ -173,6 +179,8 @@ def test_every_line_has_the_values_that_a_parser_of_a_few_lines_reads(tmp_path: 
         first = next(number for number, line in enumerate(read) if line is None)
         with pytest.raises(DataError, match=f"{dataset.lines.place(first)}: ".replace("+", "[+]")):
             SlotFiles(path, **KEYS, padding=7)
+        with pytest.raises(DataError, match=f"{dataset.lines.place(first)}: ".replace("+", "[+]")):
+            SlotFiles(path, **KEYS, padding=7, cache=f"{tmp_path}-cache")
 
 
 def good_lines(count: int, seed: int = 0) -> list[bytes]:
@@ -276,7 +284,7 @@ def test_bad_lines_are_left_out_and_said(
         assert len(warnings) == said
         assert "line 1002: slot 3: 'x' is no id" in warnings[0]
     # In the memory that workers share.
-    assert sum(dataset._bad) == 12
+    assert sum(dataset._reader._bad) == 12
 
 
 def test_bad_lines_among_the_first_are_said_at_the_beginning(tmp_path: Path, log_lines: list[str]) -> None:
@@ -430,7 +438,7 @@ def test_one_layout_is_told_from_another_by_every_byte_of_a_name(tmp_path: Path)
 def test_the_columns_read_lines_of_any_order(tmp_path: Path) -> None:
     """What the fuzzed lines are for: that numpy and pyarrow read them, and not line by line."""
     dataset = SlotFiles(write(tmp_path, good_lines(9)), **KEYS)
-    columns = dataset._columns
+    columns = dataset._reader._columns
     assert columns
     shuffled = b"d:1 w:a click:1 d:2 3:1 3:2\nclick:1 e:3\nlong_slot_name_of_20:5 click:0 w:b w:c e:9 e:9\n"
     for text in (
