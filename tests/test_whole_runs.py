@@ -23,8 +23,9 @@ def counts(script: str, *arguments: object) -> dict[str, Any]:
     return found
 
 
-def test_killed_at_random_moments_runs_end_like_one_that_was_not() -> None:
-    found = counts("run_kills.py", 5)
+@pytest.mark.parametrize("data", ["noisy", "text", "cache"])
+def test_killed_at_random_moments_runs_end_like_one_that_was_not(data: str) -> None:
+    found = counts("run_kills.py", 5, 0, data)
     assert (found["kills"], found["unlike"]) == (5, 0)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from pipeline.check.inspection import Setting
 from pipeline.config.schema import READER_KEYS, SLOT_CLASS, SamplerSettings
-from pipeline.config.slots import SlotsError, make_slots
+from pipeline.config.slots import NEEDS_EXTRA, SlotsError, make_slots
 from pipeline.user_code import classes, source
+from pipeline.user_code.imports import no_package
 
 # Bases of datasets; none of them has ``__getitems__``.
 DATASET, TABLE, STREAM = (
@@ -70,6 +71,10 @@ def _check_reader(dataset: Setting, definition: source.Definition | None, keys: 
             dataset[key].fault("is in args too; keep one of the two", of_key=True)
     if dataset["shuffle"].value and "shuffle" in dict(dataset["args"].entries()):
         dataset["shuffle"].fault("is in args too; keep one of the two", of_key=True)
+    paths = dataset["data_path"].value
+    for path in [paths] if isinstance(paths, str) else paths or ():
+        if str(path).endswith(NEEDS_EXTRA) and source.find_spec("pyarrow") is None:
+            dataset["data_path"].fault(no_package(str(path), "pyarrow"))
     if dataset["class_path"].value != SLOT_CLASS:
         return
     if "data_path" not in keys and "data_path" not in dict(dataset["args"].entries()):

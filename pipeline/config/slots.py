@@ -9,6 +9,10 @@ from typing import NamedTuple
 
 from pipeline.errors import one_of
 
+# How the names of Parquet files end, and of those that only an extra reads.
+PARQUET = ".parquet"
+NEEDS_EXTRA = (PARQUET, ".zst")
+
 
 def dense_shapes(text: str) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the slots in ``"dense_var:13 name:[2,3]"``.

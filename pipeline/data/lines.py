@@ -19,6 +19,7 @@ from loguru import logger
 
 from pipeline.data.file_cache import cached, content_key
 from pipeline.errors import DataError
+from pipeline.user_code.imports import no_package
 
 # What differs in two versions of a file.
 _Version: TypeAlias = tuple[int, int, int]
@@ -31,8 +32,6 @@ _CHUNK = 2**20
 
 # How compressed files end.
 COMPRESSED = (".gz", ".zst")
-
-GET_EXTRA = "pip install 'five-stage-pipeline[rec]'"
 
 # What raises where a compressed file is broken; pyarrow raises an OSError.
 _BROKEN = (OSError, EOFError, zlib.error)
@@ -93,7 +92,7 @@ def _open(path: Path) -> BinaryIO:
     try:
         import pyarrow as pa  # noqa: PLC0415 - an extra
     except ImportError:
-        raise DataError(f"{path}: pyarrow is not installed; {GET_EXTRA} has it, or compress it with gzip") from None
+        raise DataError(f"{no_package(str(path), 'pyarrow')}, or compress it with gzip") from None
     return cast("BinaryIO", io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")))
 
 

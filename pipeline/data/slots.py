@@ -19,20 +19,18 @@ from loguru import logger
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from pipeline.config.slots import Slots, SlotsError, make_slots
+from pipeline.config.slots import PARQUET, Slots, SlotsError, make_slots
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.fetch import in_worker
 from pipeline.data.file_cache import cached, content_key
-from pipeline.data.lines import GET_EXTRA, LineFiles, file_version, find_files, read_chunks
+from pipeline.data.lines import LineFiles, file_version, find_files, read_chunks
 from pipeline.data.slot_table import VERSION, SlotTable, write_table
 from pipeline.errors import ConfigError, DataError
 from pipeline.signals import SHUTDOWN
+from pipeline.user_code.imports import no_package
 
 if TYPE_CHECKING:
     from pipeline.data.slot_columns import ColumnParser
-
-# How the files of a table of columns end.
-_PARQUET = ".parquet"
 
 # Lines that are read at the beginning, to find out which slots there are.
 LOOKED_AT = 1000
@@ -292,7 +290,7 @@ class SlotFiles(Dataset[SlotBatch]):
         self._reader = SlotReader(self.slots, on_bad_line, where)
         self.paths = find_files(data_path, where)
         self._table: SlotTable | None = None
-        if cache or any(path.suffix == _PARQUET for path in self.paths):
+        if cache or any(path.suffix == PARQUET for path in self.paths):
             self._table = self._open_table(cache if isinstance(cache, str) else None)
         else:
             self.lines = LineFiles(self.paths, where)
@@ -368,12 +366,12 @@ class SlotFiles(Dataset[SlotBatch]):
 
     def _open(self, path: Path) -> tuple[SlotReader, str, Iterable[bytes]]:
         """What reads the lines of a file, what these are called there, and their text."""
-        if path.suffix != _PARQUET:
+        if path.suffix != PARQUET:
             return self._reader, "line", read_chunks(path)
         try:
             from pipeline.data.parquet import ParquetRows  # noqa: PLC0415 - imports numpy and pyarrow, an extra
         except ImportError as error:
-            raise DataError(f"{self.where}: {path}: {error.name} is not installed; {GET_EXTRA} has it") from None
+            raise DataError(f"{self.where}: {no_package(str(path), str(error.name))}") from None
         rows = ParquetRows(path, self.slots)
         return SlotReader(rows.slots, self._reader.on_bad_line, self.where), "row", rows
 
@@ -431,5 +429,5 @@ def _column_parser(slots: Slots) -> ColumnParser | None:
 @cache
 def _say_how_to_read_faster(missing: str) -> None:
     """Once, for however many datasets."""
-    remedy = f"{GET_EXTRA} has them read many times as fast"
+    remedy = "pip install 'five-stage-pipeline[rec]' has them read many times as fast"
     logger.info(f"lines of slots are read one by one, since {missing} is not installed; {remedy}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.check.checker import check
+from pipeline.user_code import source
 
 SOURCE = """
     from torch.utils.data import IterableDataset, Sampler
@@ -137,6 +138,9 @@ SLOTS = """
         ([], []),
         (["batch_size=8", "shuffle=true", "hash_size={1: 100}", "padding=3", "on_bad_line=count", "ignored_slots=x"], []),
         (["target=price"], []),
+        (["cache=true"], []),
+        (["cache=/scratch/tables"], []),
+        (["cache=3"], ["cache: is 3, a whole number; write true or false"]),
         (["target=clik"], ["target: there is no slot 'clik'; did you mean 'click'?"]),
         (["target=image"], ["target: slot image has 6 numbers; name one with one"]),
         (["hash_size={3: 100}"], ["hash_size: '3' is no sparse slot beside the target; known: 1, 2"]),
@@ -164,6 +168,21 @@ def test_the_slots_of_a_dataset_have_to_hold_together(
     given = [f"dataset.d.{each}".replace("own.py", f"{tmp_path}/own.py") for each in overrides]
     found = [f"{fault.address}: {fault.message}" for fault in check(config, given)]
     assert found == [f"dataset.d.{each}" for each in expected]
+
+
+@pytest.mark.parametrize("end", [".zst", ".parquet", ".gz", ""])
+def test_files_that_need_the_extra_are_told_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(textwrap.dedent(SLOTS), encoding="utf-8")
+    override = f"dataset.d.data_path=[/data/lines, '/data/part-*{end}']"
+    assert check(config, [override]) == []
+    find = source.find_spec
+    monkeypatch.setattr(source, "find_spec", lambda name: None if name == "pyarrow" else find(name))
+    found = [f"{fault.address}: {fault.message}" for fault in check(config, [override])]
+    what = f"dataset.d.data_path: /data/part-*{end} needs the package 'pyarrow', which is not installed"
+    assert found == ([f"{what}; pip install 'five-stage-pipeline[rec]'"] if end in (".zst", ".parquet") else [])
 
 
 def test_a_dataset_has_one_size_of_a_batch(linear: Path) -> None:

@@ -57,7 +57,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
          "multiprocessing_context": None, "timeout": None, "persistent_workers": False, "prefetch_factor": None,
          "worker_init_fn": None, "pin_memory": None, "collate_fn": None, "collate_args": {}, "limit_batches": None,
          "data_path": None, "sparse_slots": None, "dense_slots": None, "ignored_slots": None, "padding": None, "target": None,
-         "hash_size": None, "on_bad_line": None, "shuffle_filelist": None}
+         "hash_size": None, "on_bad_line": None, "shuffle_filelist": None, "cache": None}
     ]  # fmt: skip
     assert found.get("phase") == [
         {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {}, "train_metrics": {},

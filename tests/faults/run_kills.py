@@ -1,4 +1,4 @@
-"""Whole runs killed at random moments and resumed to the end: ``python tests/faults/run_kills.py [KILLS [SEED]]``.
+"""Whole runs killed at random moments and resumed to the end: ``python tests/faults/run_kills.py [KILLS [SEED [DATA]]]``.
 
 Each run is killed by SIGKILL one to four times, anywhere between its first line and its last, alone or with its workers;
 it has none or two. Where the disk is slow, many a kill falls inside a save, which is seen by what it leaves behind.
@@ -8,6 +8,7 @@ A run passes if all that it has come to is bit for bit what an unbroken one come
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sys
@@ -91,9 +92,9 @@ def killed_run(zygote: Zygote, job: Job, kills: int, chance: random.Random) -> K
     return Killed(done, inside, [f"{workers} workers, {done} kills: {each}" for each in found])
 
 
-def experiment(folder: Path, kills: int = 200, seed: int = 0) -> tuple[Counter[str], list[str]]:
+def experiment(folder: Path, kills: int = 200, seed: int = 0, data: str = "noisy") -> tuple[Counter[str], list[str]]:
     """So many kills, one to four a run; what was counted, and the faults."""
-    config, chance = write_job(folder / "job"), random.Random(seed)
+    config, chance = write_job(folder / "job", data), random.Random(seed)
     with Zygote() as zygote:
         before = time.monotonic()
         expected = unbroken(zygote, folder, config)
@@ -111,10 +112,11 @@ def experiment(folder: Path, kills: int = 200, seed: int = 0) -> tuple[Counter[s
 
 
 if __name__ == "__main__":
-    given = [int(each) for each in sys.argv[1:]]
+    numbers, data = [int(each) for each in sys.argv[1:3]], sys.argv[3:]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        result, told = experiment(Path(scratch), *given)
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
+        result, told = experiment(Path(scratch), *numbers, *data)
     print(*told, sep="\n", end="\n" if told else "")
     print(json.dumps({**result, "seconds": round(time.monotonic() - began)}))
     few = result["kills"] >= 100 and result["inside a save"] < INSIDE * result["kills"]

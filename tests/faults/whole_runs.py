@@ -6,6 +6,8 @@ and after each epoch, checkpoints of which the newest two and the best are kept,
 
 from __future__ import annotations
 
+import gzip
+import random
 import re
 import textwrap
 from pathlib import Path
@@ -116,6 +118,27 @@ FILES = {
                 args: {optim_type: AdamW, optim_conf: {lr: 0.01}, warmup_steps: 9, accum_grad: 4, grad_clip: 1.0}
     """,
 }
+# In place of these data: lines of slots, read where they are or from a table, and a model that draws and is slow.
+SLOTS = """
+        dataset:
+          - {{name: train, data_path: lines.txt, cache: {cache}, batch_size: 3, shuffle: true, <<: &slots {{sparse_slots: "click a w", dense_slots: "d:1", hash_size: {{w: 50}}}}}}
+          - {{name: valid, data_path: valid.txt.gz, cache: {cache}, batch_size: 6, <<: *slots}}
+"""
+SLOT_MODEL = """
+        import os, time, torch
+        from torch import nn
+
+        SLOW = float(os.environ.get("SLOW_DATA", "0.002"))
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.w = nn.EmbeddingBag(30, 4, mode="sum"), nn.EmbeddingBag(50, 4, mode="sum")
+                self.rest = nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+            def forward(self, slots):
+                time.sleep(SLOW * len(slots))
+                return self.rest(torch.cat([self.a(*slots["a"]), self.w(*slots["w"]), slots["d"]], 1)).flatten()
+"""
 STEPS = 90
 STEP = re.compile(r"step-\d{12}")
 LAST = f"train/checkpoints/step-{STEPS:012d}"
@@ -146,12 +169,32 @@ def unbroken(zygote: Zygote, folder: Path, config: Path) -> dict[int, dict[str, 
     return found
 
 
-def write_job(folder: Path) -> Path:
-    """Write the workspace, and return the path of its config."""
+def write_job(folder: Path, data: str = "noisy") -> Path:
+    """Write the workspace, and return the path of its config.
+
+    Args:
+        folder: where it goes.
+        data: ``noisy``, or lines of slots: ``text``, or ``cache`` for their tables.
+    """
     folder.mkdir(parents=True)
-    for file, text in FILES.items():
+    files = dict(FILES)
+    if data != "noisy":
+        dataset = files["config.yaml"].index("dataset:"), files["config.yaml"].index("        runner:")
+        own = SLOTS.format(cache="tables" if data == "cache" else "false").strip() + "\n"
+        files["config.yaml"] = files["config.yaml"][: dataset[0]] + own + files["config.yaml"][dataset[1] :]
+        files["model.py"] = SLOT_MODEL
+        (folder / "lines.txt").write_text("".join(map(_line, range(90))), encoding="utf-8")
+        (folder / "valid.txt.gz").write_bytes(gzip.compress("".join(map(_line, range(24))).encode()))
+    for file, text in files.items():
         (folder / file).write_text(textwrap.dedent(text), encoding="utf-8")
     return folder / "config.yaml"
+
+
+def _line(number: int) -> str:
+    """A line of slots, with any number of ids and a number."""
+    chance = random.Random(number)
+    ids = " ".join(f"{name}:{chance.randrange(30)}" for name in "aw" for _ in range(chance.randrange(4)))
+    return f"click:{number % 2} d:{number / 10} {ids}".strip() + "\n"
 
 
 def differences(one: Any, other: Any, place: str = "") -> list[str]:
