@@ -98,13 +98,19 @@ def _check_kind(dataset: Setting, definition: source.Definition) -> None:
         whole.fault("would be ignored: an IterableDataset gives its samples one by one; remove it")
     elif whole.value and bare:
         whole.fault(f"{name} has no __getitems__; define __getitems__(self, indices) to return a batch, or remove it")
-    if dataset["resume"].value and is_stream is False:
-        dataset["resume"].fault("would be ignored: what has indices goes on exactly; remove it")
+    why = {
+        "resume": "what has indices goes on exactly; remove it",
+        "shuffle_buffer": "what has indices is shuffled by shuffle: true",
+    }
+    for key in why if is_stream is False else ():
+        if dataset[key].value:
+            dataset[key].fault(f"would be ignored: {why[key]}", of_key=key != "resume")
     parameters = classes.parameters(definition)
     takes_shuffle = parameters is None or parameters.any_name or "shuffle" in parameters.names
+    remedy = "shuffle in the class, or write shuffle_buffer: N"
     for key in (*(() if takes_shuffle else ("shuffle",)), *_ORDER_KEYS) if is_stream else ():
         if dataset[key].value:
-            dataset[key].fault(f"needs indices, and {name} is an IterableDataset; shuffle in the class", of_key=True)
+            dataset[key].fault(f"needs indices, and {name} is an IterableDataset; {remedy}", of_key=True)
     _check_batch_size(dataset, definition)
     if dataset["persistent_workers"].value and (is_stream or classes.member(definition, "set_epoch")):
         dataset["persistent_workers"].fault(f"is true, but the workers of {name} have to know the epoch; remove it")

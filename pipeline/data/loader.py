@@ -41,6 +41,7 @@ def make_loader(
     global_batch_size: int | None = None,
     whole_batches: bool = False,
     resume: str | None = None,
+    shuffle_buffer: int = 0,
     where: str = "make_loader",
     **keywords: Any,
 ) -> SeededLoader:
@@ -55,6 +56,8 @@ def make_loader(
         whole_batches: whether ``dataset.__getitems__(indices)`` returns a batch as it is trained on; nothing collates it.
         resume: ``"reread"``: a stream that was left in an epoch is read again up to the place, whether it has a state or
             not. This is exact where it gives the same samples in the same order, shuffled by a seed for instance.
+        shuffle_buffer: of a stream, how many samples are held at a time, of which each next one is drawn: nearly a shuffle
+            where it has no indices. Such a stream is read again up to the place, as with ``resume="reread"``.
         where: what messages begin with.
         keywords: any other of torch's DataLoader, or of ``SeededLoader``. A ``sampler`` or ``batch_sampler`` decides the
             order; so does a ``generator``, as torch has it; see ``SeededLoader``.
@@ -74,7 +77,11 @@ def make_loader(
     if isinstance(dataset, IterableDataset):
         if shuffle:
             kind = f"{type(dataset).__name__} is an IterableDataset"
-            raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
+            remedy = "shuffle in the dataset itself, or within a shuffle_buffer"
+            raise DataError(f"{where}: shuffle: true needs indices, and {kind}; {remedy}")
+    elif shuffle_buffer:
+        what = f"shuffle_buffer: {shuffle_buffer} is of streams, and {type(dataset).__name__} has indices"
+        raise ConfigError(f"{where}: {what}; write shuffle: true")
     elif all(keywords.get(name) is None for name in ("sampler", "batch_sampler", "generator")):
         refuse_without_samples(dataset, where)
         keywords["sampler"] = EpochSampler(dataset, shuffle, seed)
@@ -82,7 +89,8 @@ def make_loader(
     if keywords.get("timeout") and not keywords.get("num_workers"):
         waits = f"timeout: {keywords['timeout']} is how long workers are waited for, and there are none"
         raise ConfigError(f"{where}: {waits}; remove it, or set num_workers")
-    keywords |= {"shuffle": shuffle, "batch_size": batch_size, "global_batch_size": global_batch_size, "resume": resume}
+    keywords |= {"shuffle": shuffle, "batch_size": batch_size, "global_batch_size": global_batch_size}
+    keywords |= {"resume": "reread" if shuffle_buffer else resume, "shuffle_buffer": shuffle_buffer}
     return SeededLoader(dataset, seed=seed, where=where, **keywords)
 
 
@@ -163,7 +171,7 @@ class SeededLoader(DataLoader[Any]):
         dataset: gives the samples.
         seed: None leaves the generators to chance, as torch does.
         where: what messages begin with, such as ``dataset.train``.
-        resume: as of ``make_loader``.
+        resume, shuffle_buffer: as of ``make_loader``.
         keywords: those of the DataLoader, ``global_batch_size`` as of ``make_loader``, and ``rank`` and ``size``: which of
             the processes that share the samples this is, and how many there are; by default as in ``current_world()``.
 
@@ -180,6 +188,7 @@ class SeededLoader(DataLoader[Any]):
         world = current_world()
         self.rank: int = keywords.pop("rank", world.rank)
         self.size: int = keywords.pop("size", world.size)
+        self.shuffle_buffer: int = keywords.pop("shuffle_buffer")
         self.seed, self.where, self.resume, self.streams = seed, where, resume, isinstance(dataset, IterableDataset)
         sizes = keywords.pop("global_batch_size"), keywords["batch_size"]
         self.takes = self._together(*sizes) if keywords.get("batch_sampler") is None else 0
@@ -257,7 +266,9 @@ class SeededLoader(DataLoader[Any]):
         state = {"epoch": self.epoch, "taken": done} | ({"ranks": self.size} if self.size > 1 else {})
         if self.streams:
             position = self._position or StreamPosition()
-            return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
+            buffer = {"shuffle_buffer": self.shuffle_buffer} if self.shuffle_buffer else {}
+            shares = {"shares": self.shards, "batch_size": self.batch_size, **buffer}
+            return {**state, **shares, **position.after(done)}
         requests = self._fetching[2] if self._fetching and done else None
         return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
 
@@ -283,7 +294,9 @@ class SeededLoader(DataLoader[Any]):
                 # In a stream without a state, the batches are counted to find the place.
                 counted = self.batch_size if state["states"] else state["batch_size"]
                 before = {"num_workers": state["shares"], "batch_size": counted, "ranks": ranks}
+                before["shuffle_buffer"] = state.get("shuffle_buffer", 0)
                 now = {"num_workers": self.shards, "batch_size": self.batch_size, "ranks": self.size}
+                now["shuffle_buffer"] = self.shuffle_buffer
             else:
                 state = state if ranks == self.size else self._on_these_ranks(state, ranks)
                 before = state.get("order", now)
@@ -365,7 +378,8 @@ class SeededLoader(DataLoader[Any]):
         if isinstance(self.dataset, IterableDataset):
             settings = self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
             start = self._position.current if self._position else None
-            stream = Stream(self.dataset, *settings, start, self._initial_state, progress, self.rank, self.size)
+            shares = self.rank, self.size, self.shuffle_buffer
+            stream = Stream(self.dataset, *settings, start, self._initial_state, progress, *shares)
             return with_parts(self, dataset=stream, batch_sampler=None, collate_fn=uncollated), progress, None
         batched = self.batch_sampler is not None
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0

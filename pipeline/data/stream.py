@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count as numbers
 from itertools import islice
+from random import Random
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -18,7 +19,7 @@ from torch.utils.data._utils import worker as torch_worker
 from pipeline.checkpoint import pytree
 from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
 from pipeline.data.fetch import Progress, WorkerFailure, collate_samples, in_worker
-from pipeline.data.rng import RngStream, seeding
+from pipeline.data.rng import RngStream, mix, seeding
 from pipeline.errors import CheckpointError, DataError
 
 _pin_memory: Callable[[Any], Any] = torch_pin_memory.pin_memory
@@ -108,6 +109,17 @@ def has_shard(dataset: Any) -> bool:
     return False
 
 
+def _shuffled(samples: Iterator[Any], size: int, chance: Random) -> Iterator[Any]:
+    """Each next one is drawn from ``size`` of them, of which it makes room for another."""
+    held = list(islice(samples, size))
+    for sample in samples:
+        place = chance.randrange(len(held))
+        yield held[place]
+        held[place] = sample
+    chance.shuffle(held)
+    yield from held
+
+
 @contextmanager
 def only_worker() -> Iterator[None]:
     """In the block, ``get_worker_info()`` says that there is no other worker."""
@@ -149,6 +161,7 @@ class Stream(IterableDataset[Any]):
         initial_state: with which the dataset begins each epoch in the process that trains, where it keeps its place itself.
         progress: of the workers.
         rank, size: which of the processes this one trains with or loads for, and how many there are.
+        shuffle_buffer: how many samples of the shard are held at a time, of which each next one is drawn; 0: none.
         worker, number, count, state: of the shard of this process, once it is iterated: which one of its rank, which one of
             how many in all, and its state after its last batch.
     """
@@ -165,6 +178,7 @@ class Stream(IterableDataset[Any]):
     progress: Progress | None = None
     rank: int = 0
     size: int = 1
+    shuffle_buffer: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one epoch, or the rest of them, of the shard of this process."""
@@ -190,6 +204,10 @@ class Stream(IterableDataset[Any]):
             with rng.drawing():
                 restore_cpu_random_state(self.state["draws"])
         samples = self._samples(divides)
+        if self.shuffle_buffer:
+            # Drawn apart from the dataset, whose draws have to be the same in all workers.
+            chance = Random(None if self.seed is None else mix(self.seed, self.epoch, "buffer", self.number))
+            samples = _shuffled(samples, self.shuffle_buffer, chance)
         for number in numbers(self.state["batches"] if self.state else 0):
             try:
                 fetched, state = self._fetch(samples, rng, number)

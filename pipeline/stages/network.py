@@ -73,6 +73,7 @@ class Network(NetworkBase):
         pin = context["device"].type == "cuda" if settings.pin_memory is None else settings.pin_memory
         arguments = {"seed": runner.seed, "where": address, "pin_memory": pin, "worker_init_fn": init, **workers}
         arguments |= {"whole_batches": settings.whole_batches, "resume": settings.resume}
+        arguments["shuffle_buffer"] = settings.shuffle_buffer
         with error_context(address):
             dataset = dataset_class(**reader_arguments(settings, dataset_class), **settings.args)
             arguments["collate_fn"] = self.build_collate(settings, config)

@@ -53,7 +53,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
     found = config("dataset: [{name: d, class_path: a.B}]\nphase: [{name: p}]")
     assert found.get("dataset") == [
         {"name": "d", "class_path": "a.B", "data_converter": None, "reader_class_name": None, "type": None, "args": {}, "batch_size": 1, "global_batch_size": None,
-         "shuffle": False, "drop_last": False, "sampler": None, "batch_sampler": None, "whole_batches": False, "resume": None, "num_workers": 0,
+         "shuffle": False, "shuffle_buffer": 0, "drop_last": False, "sampler": None, "batch_sampler": None, "whole_batches": False, "resume": None, "num_workers": 0,
          "multiprocessing_context": None, "timeout": None, "persistent_workers": False, "prefetch_factor": None,
          "worker_init_fn": None, "pin_memory": None, "collate_fn": None, "collate_args": {}, "limit_batches": None,
          "data_path": None, "sparse_slots": None, "dense_slots": None, "ignored_slots": None, "padding": None, "target": None,

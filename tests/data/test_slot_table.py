@@ -364,7 +364,10 @@ def test_what_needs_the_extra_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     lines = some_lines(5)
     path = to_parquet(tmp_path / name, lines) if name == "a.parquet" else write(tmp_path / name, lines)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(DataError, match=rf"{path} needs the package 'pyarrow', which is not installed; pip install 'five-stage-pipeline\[rec\]'"):
+    with pytest.raises(
+        DataError,
+        match=rf"{path} needs the package 'pyarrow', which is not installed; pip install 'five-stage-pipeline\[rec\]'",
+    ):
         SlotFiles(path, cache=True, **KEYS)
     # Text, gzip and tables need nothing.
     there = SlotFiles(write(tmp_path / "b.gz", lines), cache=True, **KEYS)

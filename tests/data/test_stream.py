@@ -16,7 +16,7 @@ from pipeline.checkpoint.pytree import flatten, unflatten
 from pipeline.data.loader import LimitedLoader, make_loader, position_of, remaining_batches, without_state
 from pipeline.data.rng import sample_generator, seed_generators
 from pipeline.data.stream import BatchWithState, state_of
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -438,6 +438,56 @@ def test_a_stream_may_be_read_again_on_purpose_whatever_its_state(
         assert list(remaining_batches(make(), taken, place)) == batches[taken:]
     assert [line[:4] for line in log_lines] == ["INFO"] * len(batches)
     assert "1 batches of the epoch are read again" in log_lines[0]
+
+
+@any_workers
+@pytest.mark.parametrize("dataset", [Plain, Resumable, Blocks])
+def test_a_stream_is_shuffled_within_a_buffer(dataset: type[Any], workers: int, log_lines: list[str]) -> None:
+    """Each sample comes once, at most so far ahead of its turn; each epoch has its order; and a pass goes on exactly."""
+    make = loaders(dataset, workers, shuffle_buffer=4)
+    batches, there = places(make)
+    for taken, place in enumerate(there, 1):
+        assert list(remaining_batches(make(), taken, place)) == batches[taken:]
+    assert [line[:4] for line in log_lines] == ["INFO"] * len(batches)
+
+    def shares(batches: list[list[Any]]) -> list[list[Any]]:
+        """The samples of each worker, in their order."""
+        turns = [batches[share :: workers or 1] for share in range(workers or 1)]
+        return [[sample for batch in turn for sample in batch[:-1]] for turn in turns]
+
+    plain, other = list(loaders(dataset, workers)()), list(loaders(dataset, workers, epoch=2, shuffle_buffer=4)())
+    assert shares(batches) not in (shares(plain), shares(other))
+    for before, after in zip(shares(plain), shares(batches), strict=True):
+        # What the dataset draws for a sample stays with it.
+        assert sorted(before) == sorted(after)
+        assert all(after.index(sample) > rank - 4 for rank, sample in enumerate(before))
+
+
+def test_a_buffer_draws_each_of_its_samples_as_often() -> None:
+    """Of the 4 that are held first, each is the next one in about a quarter of the epochs; nothing else can be."""
+    firsts = [next(iter(loaders(Plain, 0, epoch=epoch, shuffle_buffer=4, batch_size=1)()))[0] for epoch in range(800)]
+    lowest = min(firsts)
+    counts = [firsts.count(lowest + place) for place in range(4)]
+    assert sum(counts) == 800
+    # Five standard deviations.
+    assert all(abs(count - 200) < 5 * (800 * 0.25 * 0.75) ** 0.5 for count in counts)
+
+
+def test_another_buffer_in_the_middle_of_an_epoch_is_refused() -> None:
+    _, there = places(loaders(Plain, 0, shuffle_buffer=4))
+    for other in (0, 5):
+        with pytest.raises(DataError, match=rf"shuffle_buffer: 4 -> {other}: has changed in the middle of an epoch"):
+            remaining_batches(loaders(Plain, 0, shuffle_buffer=other)(), 1, there[0])
+    _, there = places(loaders(Resumable, 0))
+    with pytest.raises(DataError, match=r"shuffle_buffer: 0 -> 4: has changed in the middle of an epoch"):
+        remaining_batches(loaders(Resumable, 0, shuffle_buffer=4)(), 1, there[0])
+
+
+def test_what_has_indices_needs_no_buffer() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^make_loader: shuffle_buffer: 4 is of streams, and list has indices; write"
+    ):
+        make_loader([1, 2], seed=0, shuffle_buffer=4)
 
 
 def test_a_state_that_was_saved_before_is_not_loaded_where_a_stream_is_read_again() -> None:
