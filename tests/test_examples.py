@@ -12,7 +12,7 @@ import shutil
 import sys
 import zipfile
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
@@ -613,6 +613,29 @@ def test_wide_deep_writes_each_prediction_with_the_id_of_its_line(ran: Ran) -> N
     assert [row["id"] for row in rows] == [*clicks]
     reported = trainer.contexts["infer_runner"]["metrics"]["ctr"]["auc"]
     assert area([row["prediction"] for row in rows], [clicks[row["id"]] for row in rows]) == pytest.approx(reported)
+
+
+@pytest.mark.skipif(bool(NEEDS["wide_deep/ranking"]), reason="the extra torchmetrics is not installed")
+def test_wide_deep_ranking_has_the_numbers_of_each_users_list_as_counted_by_hand(ran: Ran) -> None:
+    trainer = ran("wide_deep/ranking", "runner.train_runner.epochs=1")
+    users = {int(slots["id"][0]): slots["user_id"][0] for slots in valid_lines(trainer.contexts["train_runner"])}
+    lists: dict[str, list[float]] = defaultdict(list)
+    for row in sorted(written(trainer), key=lambda row: -row["prediction"]):
+        lists[users[row["id"]]].append(row["target"])
+    assert len(lists) == 150
+    ndcg = [gain(clicks) / gain(sorted(clicks, reverse=True)) if any(clicks) else 0.0 for clicks in lists.values()]
+    reciprocal = [1 / (clicks.index(1.0) + 1) if any(clicks) else 0.0 for clicks in lists.values()]
+    hits = [any(clicks[:2]) for clicks in lists.values()]
+    numbers = trainer.contexts["infer_runner"]["metrics"]["ctr"]
+    expected = {"ndcg": sum(ndcg) / 150, "mrr": sum(reciprocal) / 150, "hit_rate": sum(hits) / 150}
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    validated = trainer.contexts["train_runner"]["metrics"]["ctr"]
+    assert {name: validated[f"valid_{name}"] for name in expected} == {name: numbers[name] for name in expected}
+
+
+def gain(clicks: list[float]) -> float:
+    """The discounted gain of the first ten of a list."""
+    return sum(click / math.log2(place + 1) for place, click in enumerate(clicks[:10], 1))
 
 
 def raw(ran: Ran, table: str) -> list[list[str]]:
