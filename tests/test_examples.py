@@ -12,7 +12,7 @@ import shutil
 import sys
 import zipfile
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
@@ -517,9 +517,7 @@ def test_movielens_deepfm_infers_the_very_numbers_of_the_last_validation(ran: Ra
 @pytest.fixture(scope="module")
 def predictions(ran: Ran) -> list[dict[str, float]]:
     """The lines that the infer runner wrote."""
-    context = ran("movielens_deepfm").contexts["infer_runner"]
-    text = (context["run_dir"] / "infer_runner" / "ctr_predictions.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return written(ran("movielens_deepfm"))
 
 
 def test_movielens_deepfm_writes_predictions_whose_auc_is_the_reported_one(
@@ -541,24 +539,103 @@ def test_movielens_deepfm_writes_predictions_whose_log_loss_is_the_reported_one(
     assert sum(losses) / len(losses) == pytest.approx(reported, abs=1e-6)
 
 
+def valid_lines(context: Context) -> list[dict[str, list[str]]]:
+    """The values of each slot, of every line of the validation data that an instance stage has made."""
+    lines = []
+    for path in sorted((context["run_dir"] / "data" / "valid").iterdir()):
+        for line in path.read_text().splitlines():
+            slots: dict[str, list[str]] = {}
+            for name, value in (field.split(":") for field in line.split()):
+                slots.setdefault(name, []).append(value)
+            lines.append(slots)
+    return lines
+
+
+def area(scores: list[float], clicks: list[bool]) -> float:
+    """That under the ROC curve, ties counting half."""
+    negatives = sorted(score for score, click in zip(scores, clicks, strict=True) if not click)
+    positives = [score for score, click in zip(scores, clicks, strict=True) if click]
+    won = sum((bisect_left(negatives, score) + bisect_right(negatives, score)) / 2 for score in positives)
+    return won / len(positives) / len(negatives)
+
+
+def written(trainer: GeneralTrainer) -> list[dict[str, Any]]:
+    """The lines of predictions of the infer runner."""
+    text = trainer.contexts["infer_runner"]["run_dir"] / "infer_runner" / "ctr_predictions.jsonl"
+    return [json.loads(line) for line in text.read_text().splitlines()]
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_ctr_dnn_comes_close_to_the_probabilities_that_the_clicks_were_drawn_from(ran: Ran, seed: int) -> None:
     context = ran("ctr_dnn", f"runner.train_runner.seed={seed}", "mode=train_runner").contexts["train_runner"]
     probability = runpy.run_path(str(FOLDER / "ctr_dnn" / "instance.py"))["probability"]
     best, clicks = [], []
-    for path in sorted((context["run_dir"] / "data" / "valid").iterdir()):
-        for line in path.read_text().splitlines():
-            slots = [field.split(":") for field in line.split()]
-            values = {name: value for name, value in slots if name != "history"}
-            history = [int(value[1:]) for name, value in slots if name == "history"]
-            user, item, price = int(values["user"][1:]), int(values["item"][1:]), float(values["price"])
-            best.append(probability(user, item, price, history))
-            clicks.append(values["click"] == "1")
-    negatives = sorted(score for score, click in zip(best, clicks, strict=True) if not click)
-    positives = [score for score, click in zip(best, clicks, strict=True) if click]
-    won = sum((bisect_left(negatives, score) + bisect_right(negatives, score)) / 2 for score in positives)
-    possible = won / len(positives) / len(negatives)
+    for slots in valid_lines(context):
+        history = [int(value[1:]) for value in slots.get("history", [])]
+        user, item, price = int(slots["user"][0][1:]), int(slots["item"][0][1:]), float(slots["price"][0])
+        best.append(probability(user, item, price, history))
+        clicks.append(slots["click"] == ["1"])
+    possible = area(best, clicks)
     assert possible - 0.05 < context["metrics"]["ctr"]["valid_auc"] < possible
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_wide_deep_comes_close_to_the_probabilities_that_the_clicks_were_drawn_from(ran: Ran, seed: int) -> None:
+    context = ran("wide_deep", f"runner.train_runner.seed={seed}").contexts["train_runner"]
+    probability = runpy.run_path(str(FOLDER / "wide_deep" / "instance.py"))["probability"]
+    best, clicks = [], []
+    for slots in valid_lines(context):
+        installed = [int(value[1:]) for value in slots["installed"]]
+        user, app, price = int(slots["user_id"][0][1:]), int(slots["app"][0][1:]), float(slots["price"][0])
+        best.append(probability(user, app, installed, price))
+        clicks.append(slots["click"] == ["1"])
+    possible = area(best, clicks)
+    assert possible - 0.05 < context["metrics"]["ctr"]["valid_auc"] < possible
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["wide", "deep"])
+def test_wide_deep_is_better_than_either_part_alone(ran: Ran, part: str) -> None:
+    # The other part stays as it was made; the wide one is made of zeros.
+    both = ran("wide_deep", "runner.train_runner.seed=0").contexts["train_runner"]
+    trained = both["env"]["phase"][0]["optim_schedulers"][part]
+    alone = ran("wide_deep", "mode=train_runner", f"phase.ctr.optim_schedulers={json.dumps({part: trained})}")
+    scores = [context["metrics"]["ctr"]["valid_auc"] for context in (both, alone.contexts["train_runner"])]
+    assert scores[0] > scores[1] + 0.03
+
+
+def test_wide_deep_writes_each_prediction_with_the_id_of_its_line(ran: Ran) -> None:
+    trainer = ran("wide_deep", "runner.train_runner.seed=0")
+    clicks = {int(slots["id"][0]): slots["click"] == ["1"] for slots in valid_lines(trainer.contexts["train_runner"])}
+    rows = written(trainer)
+    assert len(clicks) == 6000
+    assert max(clicks) > 2**62
+    assert [row["id"] for row in rows] == [*clicks]
+    reported = trainer.contexts["infer_runner"]["metrics"]["ctr"]["auc"]
+    assert area([row["prediction"] for row in rows], [clicks[row["id"]] for row in rows]) == pytest.approx(reported)
+
+
+@pytest.mark.skipif(bool(NEEDS["wide_deep/ranking"]), reason="the extra torchmetrics is not installed")
+def test_wide_deep_ranking_has_the_numbers_of_each_users_list_as_counted_by_hand(ran: Ran) -> None:
+    trainer = ran("wide_deep/ranking", "runner.train_runner.epochs=1")
+    users = {int(slots["id"][0]): slots["user_id"][0] for slots in valid_lines(trainer.contexts["train_runner"])}
+    lists: dict[str, list[float]] = defaultdict(list)
+    for row in sorted(written(trainer), key=lambda row: -row["prediction"]):
+        lists[users[row["id"]]].append(row["target"])
+    assert len(lists) == 150
+    ndcg = [gain(clicks) / gain(sorted(clicks, reverse=True)) if any(clicks) else 0.0 for clicks in lists.values()]
+    reciprocal = [1 / (clicks.index(1.0) + 1) if any(clicks) else 0.0 for clicks in lists.values()]
+    hits = [any(clicks[:2]) for clicks in lists.values()]
+    numbers = trainer.contexts["infer_runner"]["metrics"]["ctr"]
+    expected = {"ndcg": sum(ndcg) / 150, "mrr": sum(reciprocal) / 150, "hit_rate": sum(hits) / 150}
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    validated = trainer.contexts["train_runner"]["metrics"]["ctr"]
+    assert {name: validated[f"valid_{name}"] for name in expected} == {name: numbers[name] for name in expected}
+
+
+def gain(clicks: list[float]) -> float:
+    """The discounted gain of the first ten of a list."""
+    return sum(click / math.log2(place + 1) for place, click in enumerate(clicks[:10], 1))
 
 
 def raw(ran: Ran, table: str) -> list[list[str]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.safetensors_io import encode_tensors
 from pipeline.checkpoint.storage import DISK, finite, make_folder, replacing, storing
-from pipeline.data.batch import shape_of
+from pipeline.data.batch import SparseSlot, shape_of
 from pipeline.errors import DataError
 
 # What to do where the storage refuses the file.
@@ -136,7 +136,7 @@ def _close(file: BinaryIO) -> None:
 def _columns(predictions: Any, target: Any, batch: Any) -> dict[str, Any]:
     """What there is of the samples of a batch, by name; ids are what a mapping has under ``id`` or ``ids``."""
     ids = next((batch[name] for name in ("id", "ids") if name in batch), None) if isinstance(batch, Mapping) else None
-    columns = {"id": ids, "prediction": predictions, "target": target}
+    columns = {"id": ids.ids if isinstance(ids, SparseSlot) else ids, "prediction": predictions, "target": target}
     return {name: values for name, values in columns.items() if values is not None}
 
 

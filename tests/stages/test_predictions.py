@@ -179,6 +179,68 @@ def test_a_function_of_from_makes_what_is_written_and_what_metrics_get(
     assert numbers["loss"] == pytest.approx((raw - y).square().mean().item(), rel=1e-5)
 
 
+# Lines of slots
+
+# None of the first three is a float32, and the first is no float64.
+IDS = [2**53 + 1, 2**63 - 1, 2**24 + 1, 0, 7]
+
+
+class OfPrice(nn.Module):
+    """Scores a line by its price."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+
+    def forward(self, slots: Any) -> Tensor:
+        scores: Tensor = self.net(slots["price"]).squeeze(1)
+        return scores
+
+
+def of_lines(slot: str, **predictions: Any) -> Context:
+    """After the infer runner has predicted lines, each of which has its id in this slot."""
+    lines = [f"click:{index % 2} {slot}:{own} price:{index}\n" for index, own in enumerate(IDS)]
+    Path("lines.txt").write_text("".join(lines), encoding="utf-8")
+    slots = {"sparse_slots": f"click {slot}", "dense_slots": "price:1", "batch_size": 2}
+    runner = {"device": "cpu", "epochs": 1}
+    config: Config = {
+        "dataset": [{"name": "lines", "data_path": str(Path("lines.txt").absolute()), **slots}],
+        "runner": [
+            {"name": "train", "class": "train", **runner},
+            {"name": "infer", "class": "infer", "device": "cpu", "predictions": predictions},
+        ],
+        "phase": [{"name": "line", "model": OfPrice, "dataset_name": "lines", "loss": nn.functional.mse_loss}],
+        "hyper_parameters": {"optimizer": {"class": "SGD", "learning_rate": 0.01}},
+    }
+    return GeneralTrainer(config).run()
+
+
+def scores_of(context: Context) -> Tensor:
+    with torch.no_grad():
+        scores: Tensor = context["model"]["line"]["model"].net(torch.arange(5.0)[:, None]).squeeze(1)
+    return scores
+
+
+@pytest.mark.parametrize("slot", ["id", "ids"])
+def test_a_slot_with_the_id_of_each_line_is_written_beside_its_prediction_to_the_last_digit(slot: str) -> None:
+    context = of_lines(slot)
+    rows = rows_of(context)
+    assert [row["id"] for row in rows] == IDS
+    assert torch.equal(torch.tensor([row["prediction"] for row in rows]), scores_of(context))
+    of_lines(slot, format="safetensors", path=str(Path("tensors").absolute()))
+    assert torch.equal(load_file("tensors")["id"], torch.tensor(IDS))
+
+
+def test_a_slot_of_any_name_is_written_where_from_returns_its_ids() -> None:
+    def from_(predictions: Tensor, batch: Any) -> dict[str, Tensor]:
+        return {"sample_id": batch["sample_id"].ids, "click": predictions.sigmoid()}
+
+    context = of_lines("sample_id", **{"from": from_})
+    found = [row["prediction"] for row in rows_of(context)]
+    assert [row["sample_id"] for row in found] == IDS
+    assert [row["click"] for row in found] == scores_of(context).sigmoid().tolist()
+
+
 # Tensors
 
 

@@ -303,11 +303,14 @@ class Accuracy(MeanMetric):
 
     mistakes: ClassVar[Mapping[str, str]] = {"strangers": CLASSES}
 
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Scores [batch, classes] of any scale and classes [batch], from 0; or both with more dimensions of samples."""
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Scores [batch, classes] of any scale and classes [batch], from 0; or both with more dimensions of samples.
+
+        Weights are of the shape of the classes; without them all samples count alike.
+        """
         scores, classes = flat_classes(self, predictions, target, "classes", "use another metric")
         hits = (scores.argmax(-1) == classes).to(wide(scores.device))
-        self.add_values(hits.masked_fill(scores.isnan().any(-1), math.nan))
+        self.add_values(hits.masked_fill(scores.isnan().any(-1), math.nan), weights)
         self.add(strangers=outside(classes, 0, scores.shape[-1] - 1))
 
 

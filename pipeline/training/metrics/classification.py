@@ -45,10 +45,13 @@ class Confusion(metric.SumMetric):
             raise ConfigError(f"{type(self).__name__}: there is no average '{average}'{known}")
         self.average, self.threshold = average, threshold
 
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Scores [batch, classes] of any scale and classes [batch], from 0; or scores [batch] and labels [batch], 0 or 1."""
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Scores [batch, classes] of any scale and classes [batch], from 0; or scores [batch] and labels [batch], 0 or 1.
+
+        Weights [batch] say as how many samples each counts; without them all count alike.
+        """
         if not isinstance(predictions, Tensor) or predictions.shape[1:].numel() != 1:
-            self._update_classes(predictions, target)
+            self._update_classes(predictions, target, weights)
             return
         pairs, remedy = "scores [batch] with labels [batch]", "return one score per sample, or one per class"
         scores, labels = metric.flat_pairs(self, predictions, target, pairs, remedy)
@@ -56,7 +59,7 @@ class Confusion(metric.SumMetric):
         if self.threshold is None:
             self.add(improbable=metric.outside(scores, 0, 1))
         positive = scores > (0.5 if self.threshold is None else self.threshold)
-        self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
+        self._count(positive.long(), (labels == 1).long(), 2, scores.isnan(), weights)
 
     def compute(self) -> float:
         """The number, from 0 to 1; nan if there was nothing."""
@@ -74,25 +77,26 @@ class Confusion(metric.SumMetric):
         of_predicted, of_actual = self.shares
         return float((both / (of_predicted * predicted + of_actual * actual)).nan_to_num().mean())
 
-    def _update_classes(self, predictions: Any, target: Any) -> None:
+    def _update_classes(self, predictions: Any, target: Any, weights: Any) -> None:
         scores, classes = metric.flat_classes(self, predictions, target, "classes", "return one score per class")
         size = scores.shape[-1]
         if self.average == "binary" and size != 2:
             raise DataError(f"{type(self).__name__}: average is binary, of {size} classes; write macro or micro")
         self.add(strangers=metric.outside(classes, 0, size - 1))
         # An index that is no class would end a process that uses a GPU.
-        self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan())
+        self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan(), weights)
 
-    def _count(self, predicted: Tensor, actual: Tensor, size: int, nans: Tensor) -> None:
+    def _count(self, predicted: Tensor, actual: Tensor, size: int, nans: Tensor, weights: Any) -> None:
         before = self.sums.get("both")
         if before is not None and len(before) != size:
             came = f"scores of {size} classes came after scores of {len(before)}"
             raise DataError(f"{type(self).__name__}: {came}; return as many for every batch")
-        none = torch.zeros(size, dtype=torch.int64, device=predicted.device)
+        amount = torch.ones_like(actual) if weights is None else self.weights_of(weights, actual)
+        none = torch.zeros(size, dtype=amount.dtype, device=predicted.device)
         self.add(
-            both=none.index_add(0, actual, (predicted == actual).long()),
-            predicted=none.index_add(0, predicted, torch.ones_like(predicted)),
-            actual=none.index_add(0, actual, torch.ones_like(actual)),
+            both=none.index_add(0, actual, amount * (predicted == actual)),
+            predicted=none.index_add(0, predicted, amount),
+            actual=none.index_add(0, actual, amount),
             nans=nans.sum(),
         )
 
@@ -133,8 +137,11 @@ class RecallAtK(metric.MeanMetric):
             raise ConfigError(f"RecallAtK: k is {k}; it must be above 0")
         self.k = int(k)
 
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Scores [batch, items] of any scale; the relevant item [batch], from 0, or labels [batch, items], 1 for relevant."""
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Scores [batch, items] of any scale; the relevant item [batch], from 0, or labels [batch, items], 1 for relevant.
+
+        Weights [batch] say as how many samples each counts; without them all count alike.
+        """
         scores, relevant = self._read(metric.tensor(self, predictions), metric.tensor(self, target))
         if self.k > scores.shape[-1]:
             raise DataError(f"RecallAtK: k is {self.k}, and a sample has {scores.shape[-1]} scores; lower k")
@@ -144,7 +151,8 @@ class RecallAtK(metric.MeanMetric):
         hits = (above & relevant).sum(-1) + (level & relevant).sum(-1) * remaining / level.sum(-1)
         count = relevant.sum(-1)
         recall = (hits / count.clamp(min=1)).masked_fill(scores.isnan().any(-1), math.nan)
-        self.add(total=recall.sum(), samples=(count > 0).sum())
+        amount = count > 0 if weights is None else self.weights_of(weights, count) * (count > 0)
+        self.add(total=(recall * amount).sum(), samples=amount.sum())
 
     def _read(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Scores, and whether each is of a relevant item, both [samples, items]."""

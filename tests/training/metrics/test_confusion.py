@@ -43,6 +43,24 @@ def test_macro_is_the_mean_of_the_numbers_of_the_classes_that_occur(kind: Any) -
 
 
 @pytest.mark.parametrize("kind", [Precision, Recall, F1])
+def test_weights_need_not_be_whole_numbers(kind: Any) -> None:
+    weights = [0.5, 2.0, 1.25, 0.0, 0.75, 3.0, 0.1, 1.0, 0.0]
+    metric = kind(average="macro")
+    metric.update(scores_of(PREDICTED, 6), torch.tensor(ACTUAL), torch.tensor(weights, dtype=torch.float64))
+    # As many samples as it has twentieths.
+    counts = [round(20 * weight) for weight in weights]
+    repeated = [
+        [number for number, count in zip(classes, counts, strict=True) for _ in range(count)]
+        for classes in (PREDICTED, ACTUAL)
+    ]
+    numbers = [one_class(kind, each, *repeated) for each in range(6)]
+    occurring = [each for each in numbers if each is not None]
+    # The one sample that is predicted as class 4 counts nothing.
+    assert len(occurring) == 3
+    assert metric.compute() == pytest.approx(sum(occurring) / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Precision, Recall, F1])
 def test_micro_is_the_accuracy_where_each_sample_has_one_class(kind: Any) -> None:
     metric = kind(average="micro")
     metric.update(scores_of(PREDICTED, 6), torch.tensor(ACTUAL))

@@ -56,6 +56,12 @@ EVERY: list[tuple[str, Callable[[], Any], Data]] = [
     ("auc with weights", AUC, (*PAIRS, WEIGHTS)),
     ("mean with weights", Mean, (*PAIRS, WEIGHTS)),
     ("copc with weights", COPC, (*PAIRS, WEIGHTS)),
+    ("accuracy with weights", Accuracy, (*CLASSES, WEIGHTS)),
+    ("precision of classes with weights", Precision, (*CLASSES, WEIGHTS)),
+    ("recall of labels with weights", Recall, (*PAIRS, WEIGHTS)),
+    ("micro f1 with weights", lambda: F1("micro"), (*CLASSES, WEIGHTS)),
+    ("recall at 2 of an item with weights", lambda: RecallAtK(2), (*CLASSES, WEIGHTS)),
+    ("recall at 2 of items with weights", lambda: RecallAtK(2), (*LABELS, WEIGHTS)),
 ]
 every = pytest.mark.parametrize(("make", "data"), [each[1:] for each in EVERY], ids=[each[0] for each in EVERY])
 
@@ -257,52 +263,75 @@ def test_ranks_without_a_sample_have_no_number_together(make: Callable[[], Any],
     assert math.isnan(merged.compute())
 
 
-WEIGHTED = [
-    AUC,
-    GAUC,
-    LogLoss,
-    MAE,
-    RMSE,
-    Mean,
-    ActualCTR,
-    COPC,
-    lambda: BucketError(2),
-    lambda: AUC(exact_samples=150),
+drawn = torch.Generator().manual_seed(2)
+# Few scores, so that there are ties, and the bins of an AUC have one each.
+FEW: Data = torch.randint(1, 7, (300,), generator=drawn) / 7, torch.randint(2, (300,), generator=drawn)
+OF_USERS: Data = *FEW, torch.randint(9, (300,), generator=drawn)
+CHOICE: Data = torch.randint(7, (300, 5), generator=drawn), torch.randint(5, (300,), generator=drawn)
+RELEVANT: Data = CHOICE[0], torch.randint(2, (300, 5), generator=drawn)
+# Some count nothing.
+COUNTS = torch.randint(4, (300,), generator=drawn)
+
+WEIGHTED: list[tuple[str, Callable[[], Any], Data]] = [
+    ("auc", AUC, FEW),
+    ("auc in bins", lambda: AUC(exact_samples=150), FEW),
+    ("gauc", GAUC, OF_USERS),
+    ("log loss", LogLoss, FEW),
+    ("mae", MAE, FEW),
+    ("rmse", RMSE, FEW),
+    ("mean", Mean, FEW),
+    ("actual ctr", ActualCTR, FEW),
+    ("copc", COPC, FEW),
+    ("bucket error", lambda: BucketError(2), FEW),
+    ("accuracy", Accuracy, CHOICE),
+    ("precision of labels", Precision, FEW),
+    ("recall of labels", Recall, FEW),
+    ("f1 of labels", F1, FEW),
+    ("macro precision", Precision, CHOICE),
+    ("macro recall", Recall, CHOICE),
+    ("macro f1", F1, CHOICE),
+    ("micro f1", lambda: F1("micro"), CHOICE),
+    ("recall at 2 of an item", lambda: RecallAtK(2), CHOICE),
+    ("recall at 2 of items", lambda: RecallAtK(2), RELEVANT),
 ]
+weighted = pytest.mark.parametrize(
+    ("make", "data"), [each[1:] for each in WEIGHTED], ids=[each[0] for each in WEIGHTED]
+)
 
 
-@pytest.mark.parametrize("make", WEIGHTED)
-def test_a_weight_counts_as_so_many_samples(make: Callable[[], Any]) -> None:
-    random = torch.Generator().manual_seed(2)
-    # Few scores, so that there are ties, and the bins of an AUC have one each.
-    scores, labels = torch.randint(1, 7, (300,), generator=random) / 7, torch.randint(2, (300,), generator=random)
-    users, weights = torch.randint(9, (300,), generator=random), torch.randint(4, (300,), generator=random)
-    data = (scores, labels, *([users] if make is GAUC else []))
-    weighted = updated(make(), (*data, weights), [100, 150, 50])
-    repeated = updated(make(), tuple(part.repeat_interleave(weights) for part in data), [int(weights.sum())])
-    assert weighted.compute() == pytest.approx(repeated.compute(), rel=1e-12)
-    assert weighted.compute() != pytest.approx(updated(make(), data, [300]).compute(), rel=1e-6)
+@pytest.mark.parametrize("name", sorted(set(metrics.__all__) - {"Metric", "PairOrder", "build_metrics"}))
+def test_every_metric_but_that_of_pairs_takes_weights(name: str) -> None:
+    assert name in {type(make()).__name__ for _, make, _ in WEIGHTED}
 
 
-@pytest.mark.parametrize("make", WEIGHTED)
-def test_weights_of_another_number_are_refused(make: Callable[[], Any]) -> None:
-    users = [torch.zeros(4, dtype=torch.int64)] if make is GAUC else []
+@weighted
+def test_a_weight_counts_as_so_many_samples(make: Callable[[], Any], data: Data) -> None:
+    found = updated(make(), (*data, COUNTS), [100, 150, 50])
+    repeated = updated(make(), tuple(part.repeat_interleave(COUNTS, 0) for part in data), [int(COUNTS.sum())])
+    assert found.compute() == pytest.approx(repeated.compute(), rel=1e-12)
+    assert found.compute() != pytest.approx(updated(make(), data, [300]).compute(), rel=1e-6)
+
+
+@weighted
+def test_a_metric_of_samples_that_count_nothing_is_nan(make: Callable[[], Any], data: Data) -> None:
+    assert math.isnan(updated(make(), (*data, torch.zeros(300)), [300]).compute())
+
+
+@weighted
+def test_weights_of_another_number_are_refused(make: Callable[[], Any], data: Data) -> None:
     metric = make()
     with pytest.raises(DataError) as caught:
-        metric.update(torch.rand(4), torch.ones(4), *users, torch.ones(3))
+        metric.update(*(part[:4] for part in data), torch.ones(3))
     what = "weighs 4 numbers, and got 3 weights; give one weight per sample"
     assert str(caught.value) == f"{type(metric).__name__} {what}"
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-@pytest.mark.parametrize("make", WEIGHTED)
-def test_a_weight_that_is_negative_or_not_finite_is_told(make: Callable[[], Any], bad: float) -> None:
-    users = [torch.zeros(10, dtype=torch.int64)] if make is GAUC else []
+@weighted
+def test_a_weight_that_is_negative_or_not_finite_is_told(make: Callable[[], Any], data: Data, bad: float) -> None:
     weights = torch.ones(10)
     weights[3] = bad
-    metrics = [make(), make()]
-    for metric in metrics:
-        metric.update(torch.rand(10), torch.ones(10), *users, weights)
+    metrics = [updated(make(), (*(part[:10] for part in data), weights), [10]) for _ in range(2)]
     together = make()
     together.merge([metric.state_dict() for metric in metrics])
     for metric, count in ((metrics[0], 1), (together, 2)):

@@ -51,6 +51,18 @@ def test_recall_of_one_item_is_the_share_of_hits(k: int) -> None:
     assert metric.compute() == pytest.approx(sum(expected) / 4, rel=1e-12)
 
 
+def test_weights_make_the_mean_over_samples_a_weighted_one() -> None:
+    scores, labels = drawn(0)
+    # The last sample has nothing relevant, and does not count whatever its weight is.
+    labels[3] = 0
+    metric = RecallAtK(2)
+    metric.update(scores, labels, torch.tensor([0.5, 2.25, 0.0, 7.0]))
+    samples = zip(scores.tolist()[:2], labels.tolist()[:2], strict=True)
+    first, second = [mean_over_orders(each, {i for i, y in enumerate(theirs) if y}, 2) for each, theirs in samples]
+    assert first != second
+    assert metric.compute() == pytest.approx((0.5 * first + 2.25 * second) / 2.75, rel=1e-12)
+
+
 def test_recall_without_ties_is_a_count_by_hand() -> None:
     metric = RecallAtK(2)
     metric.update(torch.tensor([[0.1, 0.3, 0.2], [9.0, -1.0, 5.0], [1.0, 2.0, 3.0]]), torch.tensor([1, 1, 1]))
