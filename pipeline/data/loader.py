@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from loguru import logger
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.safetensors_io import pack
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
-from pipeline.data.rng import get_states, mix, set_states
+from pipeline.data.rng import get_states, mix, permutation, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.distributed.world import current_world
@@ -28,8 +29,8 @@ from pipeline.signals import SHUTDOWN
 
 KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"rank", "size"}
 
-# Samples that processes compare.
-FEW = 5
+# Samples that processes compare; and indices that are numbers of Python's at once.
+FEW, _CHUNK = 5, 4096
 
 
 def make_loader(
@@ -139,8 +140,9 @@ class EpochSampler(Sampler[int]):
         """The indices of one epoch."""
         if not self.shuffle:
             return iter(range(len(self)))
-        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
-        return iter(torch.randperm(len(self), generator=generator).tolist())
+        order = permutation(len(self), torch.Generator().manual_seed(mix(self.seed, self.epoch)))
+        # As a list at once, the numbers would take ten times the memory; a generator would be a call more for each.
+        return chain.from_iterable(map(Tensor.tolist, torch.split(order, _CHUNK)))
 
 
 class SeededLoader(DataLoader[Any]):

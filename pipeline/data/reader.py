@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.fetch import changed_order
 from pipeline.data.lines import LineFiles, find_files
-from pipeline.data.rng import seeding
+from pipeline.data.rng import permutation, seeding
 from pipeline.errors import DataError
 
 # Lines that are read at once; and lines at the beginning of which one has to give a sample.
@@ -151,7 +151,7 @@ class ReaderBase(IterableDataset[Any]):
         rank, count = self._shard
         generator, first = torch.Generator().manual_seed(self._order or 0), self._lines.first
         if self._shuffle:
-            return _Numbers(torch.randperm(len(self._lines), generator=generator)[rank::count].clone())
+            return _Numbers(permutation(len(self._lines), generator)[rank::count].clone())
         if self._shuffle_filelist:
             files = torch.randperm(len(self._paths), generator=generator).tolist()
             return _Numbers(
@@ -268,7 +268,7 @@ class ReaderBase(IterableDataset[Any]):
 
 
 class _Numbers(Sequence[int]):
-    """Whole numbers in a tensor, 8 bytes each."""
+    """Whole numbers in a tensor, which take a fraction of what a list does."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers

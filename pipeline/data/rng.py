@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipeline.errors import DataError
 
@@ -29,6 +30,11 @@ def mix(seed: int, *parts: int | str) -> int:
 
 def _digest(*parts: int | str) -> bytes:
     return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+
+
+def permutation(count: int, generator: torch.Generator) -> Tensor:
+    """What ``torch.randperm`` draws, in 4 bytes a number where they suffice."""
+    return torch.randperm(count, generator=generator, dtype=torch.int32 if count < 2**31 else torch.int64)
 
 
 def seed_generators(seed: int, *parts: int | str) -> None:

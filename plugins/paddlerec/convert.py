@@ -172,15 +172,15 @@ class _Optimizer(Section):
     def kind(self, entry: Entry) -> None:
         """``class``: the class of torch.optim."""
         name = _OPTIMIZERS.get(str(entry.value).upper())
-        lazy = "PaddleRec's was lazy and left rows alone that a batch did not use; lazy_mode: true does so where sparse=True"
         if name is None:
             self.notes.add(
                 entry, f"PaddleRec had SGD, ADAM and ADAGRAD, not '{entry.value}'; name a class of torch.optim"
             )
         elif name != entry.value:
-            self.change(entry, name, lazy if name == "Adam" else "so torch.optim spells it; nothing to do")
-        elif name == "Adam":
-            self.notes.add(entry, lazy)
+            self.change(entry, name, "so torch.optim spells it; nothing to do")
+        if name == "Adam":
+            lazy = "PaddleRec's left rows alone that a batch did not use; write sparse=True where a table had is_sparse=True"
+            self.add(entry, "lazy_mode", True, lazy)
 
     def learning_rate(self, entry: Entry) -> None:
         """``learning_rate``: PaddleRec made a number of a string."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -420,6 +421,24 @@ def test_a_shuffled_epoch_has_every_sample_once() -> None:
 def test_the_order_is_the_permutation_that_torch_makes_from_the_mixed_seed() -> None:
     generator = torch.Generator().manual_seed(mix(3, 5))
     assert order(seed=3, epoch=5) == torch.randperm(50, generator=generator).tolist()
+
+
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 70_000, 2**20 + 3])
+def test_an_order_of_any_length_is_that_permutation_in_numbers_of_python(length: int) -> None:
+    found = order(seed=7, epoch=2, length=length)
+    assert found == torch.randperm(length, generator=torch.Generator().manual_seed(mix(7, 2))).tolist()
+    assert {type(index) for index in found} <= {int}
+
+
+def test_a_shuffled_epoch_has_few_numbers_of_python_at_once() -> None:
+    sampler = EpochSampler(range(300_000), shuffle=True, seed=0)
+    tracemalloc.start()
+    try:
+        assert sum(sampler) == 300_000 * 299_999 // 2
+        # A list of all would be 10 MB.
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:

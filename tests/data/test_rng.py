@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
-from pipeline.data.rng import RngStream, get_states, mix, sample_generator, seed_generators, seeding
+from pipeline.data.rng import RngStream, get_states, mix, permutation, sample_generator, seed_generators, seeding
 from pipeline.errors import DataError
 
 
@@ -146,3 +147,10 @@ def test_generators_of_samples_differ_by_sample_epoch_and_seed() -> None:
 def test_a_generator_asked_for_outside_of_a_fetch_is_refused_with_what_to_do() -> None:
     with pytest.raises(DataError, match=r"sample_generator\(4\): no loader .* make_loader\(dataset, seed=...\)"):
         sample_generator(4)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(2**31 - 1, torch.int32), (2**31, torch.int64)])
+def test_a_permutation_takes_four_bytes_a_number_as_long_as_they_suffice(count: int, dtype: torch.dtype) -> None:
+    # Of tensors without memory.
+    with FakeTensorMode():
+        assert permutation(count, torch.Generator()).dtype is dtype

@@ -112,6 +112,7 @@ hyper_parameters:
   # read by the model's base class
   optimizer:
     class: Adam
+    lazy_mode: true
     learning_rate: 1e-3
     # not carried: strategy: async
   sparse_feature_dim: 9
@@ -166,6 +167,7 @@ ADDRESSES = """\
 17 dataset.infer_set.batch_size
 18 dataset.infer_set.data_converter
 23 hyper_parameters.optimizer.class
+23 hyper_parameters.optimizer.lazy_mode
 25 hyper_parameters.optimizer.strategy
 33 runner.train_cpu.keep_last
 37 runner.train_cpu.save_inference_interval

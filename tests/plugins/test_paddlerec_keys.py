@@ -418,7 +418,11 @@ def test_a_key_of_a_phase(converted: Convert, lines: str, expected: str, note: s
     assert notes == ([f"phase.x.{note}"] if note else [])
 
 
-LAZY = "PaddleRec's was lazy and left rows alone that a batch did not use; lazy_mode: true does so where sparse=True"
+LAZY = (
+    "lazy_mode: is new, true: PaddleRec's left rows alone that a batch did not use; "
+    "write sparse=True where a table had is_sparse=True"
+)
+SPELT = "is now Adam: so torch.optim spells it; nothing to do"
 
 
 @pytest.mark.parametrize(
@@ -427,8 +431,7 @@ LAZY = "PaddleRec's was lazy and left rows alone that a batch did not use; lazy_
         ("class: SGD", SAME, None),
         ("class: sgd", "class: SGD", "class: is now SGD: so torch.optim spells it; nothing to do"),
         ("class: ADAGRAD", "class: Adagrad", "class: is now Adagrad: so torch.optim spells it; nothing to do"),
-        ("class: ADAM", "class: Adam", f"class: is now Adam: {LAZY}"),
-        ("class: Adam", SAME, f"class: {LAZY}"),
+        ("class: Adam", "class: Adam\n    lazy_mode: true", LAZY),
         ("class: Ftrl", SAME, "class: PaddleRec had SGD, ADAM and ADAGRAD, not 'Ftrl'; name a class of torch.optim"),
         ("learning_rate: 0.1", SAME, None),
         ("learning_rate: 1e-3", SAME, None),
@@ -447,6 +450,30 @@ def test_a_key_of_the_optimizer(converted: Convert, lines: str, expected: str, n
         before, expected = "hyper_parameters:\n  ", f"{expected}\n  optimizer:"
     assert text == before + (lines if expected == SAME else expected) + after
     assert notes == ([f"hyper_parameters.optimizer.{note}"] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{class: adam, learning_rate: 0.1}", "{class: Adam, lazy_mode: true, learning_rate: 0.1}"),
+        (
+            "\n    class: ADAM  # lazy\n    learning_rate: 0.1",
+            "\n    class: Adam  # lazy\n    lazy_mode: true\n    learning_rate: 0.1",
+        ),
+    ],
+)
+def test_adam_is_lazy_as_paddlerecs_was(converted: Convert, before: str, after: str) -> None:
+    text, notes = converted(f"hyper_parameters:\n  optimizer: {before}\n{RUNNER}")
+    assert text.replace("optimizer:\n", "optimizer: \n") == f"hyper_parameters:\n  optimizer: {after}\n{RUNNER}"
+    assert notes == [f"hyper_parameters.optimizer.class: {SPELT}", f"hyper_parameters.optimizer.{LAZY}"]
+
+
+def test_a_lazy_mode_that_paddlerec_did_not_read_gives_way_to_its_own(converted: Convert) -> None:
+    text, notes = converted(f"hyper_parameters: {{optimizer: {{lazy_mode: false, class: Adam}}}}\n{RUNNER}")
+    ours = "{optimizer: {class: Adam, lazy_mode: true}}"
+    assert text == f"# not carried: lazy_mode: false\nhyper_parameters: {ours}\n{RUNNER}"
+    ignored = f"lazy_mode: {IGNORED}if a class of yours did, put it into hyper_parameters"
+    assert notes == [f"hyper_parameters.optimizer.{note}" for note in (ignored, LAZY)]
 
 
 @pytest.mark.parametrize(

@@ -243,9 +243,21 @@ def batch_of(lines: list[dict[str, list[float]]], target: str, dense: dict[str, 
     return SlotBatch({**fields, "target": torch.tensor([line[target][0] for line in lines])})
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_ported_config_trains_as_a_plain_loop_does(workspace: Workspace, name: str) -> None:
-    settings = MODELS[name]
+def step(optimizer: Any, tables: list[nn.Parameter]) -> None:
+    """A step that leaves alone those rows of tables, and their moments, whose gradient is 0."""
+    unused = [(table, (table.grad == 0).all(1), table.detach().clone()) for table in tables]
+    moments = [{key: value.clone() for key, value in optimizer.state[table].items()} for table in tables]
+    optimizer.step()
+    with torch.no_grad():
+        for (table, rows, weights), before in zip(unused, moments, strict=True):
+            table[rows] = weights[rows]
+            for key in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[table][key][rows] = before[key][rows] if before else 0
+
+
+@pytest.mark.parametrize(("name", "sparse_tables"), [*((name, False) for name in MODELS), ("dnn", True)])
+def test_a_ported_config_trains_as_a_plain_loop_does(workspace: Workspace, name: str, *, sparse_tables: bool) -> None:
+    settings, nets = MODELS[name], textwrap.dedent(CLICK) + textwrap.dedent(NETS[name])
     sparse = settings["sparse"].split()
     dense = {slot: int(size) for slot, size in (pair.split(":") for pair in settings["dense"].split())}
     lines = lines_of(sparse, dense, 39 if "feat_idx" in sparse else 1)
@@ -253,7 +265,7 @@ def test_a_ported_config_trains_as_a_plain_loop_does(workspace: Workspace, name:
         " ".join(f"{slot}:{value:g}" for slot, values in line.items() for value in values) + "\n" for line in lines
     )
     own = textwrap.indent(settings["own"], "  ")
-    home = workspace({"model.py": textwrap.dedent(CLICK) + textwrap.dedent(NETS[name]),
+    home = workspace({"model.py": nets.replace('"sum")', '"sum", sparse=True)') if sparse_tables else nets,
                       "theirs.yaml": CONFIG.format(name=name, hyper_parameters=own, **settings),
                       "data/sample_data/train/part-0": text})  # fmt: skip
     config = home / "config.yaml"
@@ -270,6 +282,9 @@ def test_a_ported_config_trains_as_a_plain_loop_does(workspace: Workspace, name:
     module = importlib.import_module(type(context["model"]["phase1"].model).__module__)
     torch.manual_seed(context["runner"].seed)
     net: nn.Module = module.Model(**hyper).modules["net"]
+    tables = [net.table] if sparse_tables else []
+    for table in tables:
+        table.sparse = False
     optimizer = getattr(torch.optim, {"adam": "Adam"}.get(settings["optimizer"], settings["optimizer"]))
     optimizer = optimizer(net.parameters(), lr=float(settings["rate"]))
     for _ in range(2):
@@ -277,7 +292,7 @@ def test_a_ported_config_trains_as_a_plain_loop_does(workspace: Workspace, name:
             batch = batch_of(lines[first : first + 5], sparse[0], dense)
             optimizer.zero_grad()
             nn.functional.binary_cross_entropy_with_logits(net(batch), batch["target"]).backward()
-            optimizer.step()
+            step(optimizer, [table.weight for table in tables])
     before = module.Model(**hyper).modules["net"].state_dict()
     for key, value in net.state_dict().items():
         assert torch.allclose(trained.state_dict()[key], value, rtol=1e-5, atol=1e-7), key

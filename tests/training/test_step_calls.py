@@ -94,3 +94,8 @@ def test_what_python_holds_does_not_grow_with_the_number_of_steps() -> None:
     # An object kept for each step would be 5,400 blocks; once around, caches take a thousand or so.
     grown = printed("memory.py", "--steps", "6000")
     assert {way: held["blocks"] for way, held in grown.items() if held["blocks"] > 2700} == {}
+
+
+def test_a_run_on_a_file_ten_times_as_large_takes_next_to_no_more_memory() -> None:
+    # The order of a shuffled epoch as a list of Python's numbers would be 25 MB more, of about 450.
+    assert printed("slot_memory.py", "--megabytes", "30", "300")["ratio"] <= 1.03
