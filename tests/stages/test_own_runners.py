@@ -264,7 +264,7 @@ def moments(calls: Iterable[int], quick: set[int], every: int = 1) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "call"), moments(range(1, 35), quick={17}, every=3))
+@pytest.mark.parametrize(("name", "call"), moments(range(1, 35), quick={17}, every=6))
 def test_a_signal_in_a_batch_stops_it_with_a_checkpoint_from_which_it_goes_on_exactly(
     name: str, call: int, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
