@@ -9,7 +9,8 @@ makes the table and then reads that: ``own`` is its memory without the pages of 
 back when it needs them.
 
 With 1 GB it is 455 MB, and with 100 MB 443 MB: 1.03 times as much. What grows are the index of the lines, a byte a line,
-and the order of the epoch, 4 bytes a line; as a list of numbers that made it 519 MB and 452 MB, 1.15 times as much.
+and the order of the epoch, 4 bytes a line; as a list of numbers that made it 519 MB and 452 MB, 1.15 times as much. With ``--cache`` it is 298 MB and 293 MB of its own,
+1.02 times as much, and 915 MB and 476 MB with the mapped pages of the table.
 """
 
 from __future__ import annotations
