@@ -58,20 +58,23 @@ class LineFiles:
     Args:
         paths: the files, which may not change from here on.
         where: what messages begin with.
+        header: whether the first line of each is none of them.
 
     Attributes:
+        headers: these lines; empty where there is none.
         first: how many lines come before each file, and at last all.
 
     Raises:
         DataError: they have no line.
     """
 
-    def __init__(self, paths: Sequence[Path], where: str) -> None:
-        self.paths, self.where = paths, where
-        indices = list(map(_index, paths))
-        self._marks = [marks for marks, _, _ in indices]
-        self._versions = [version for _, _, version in indices]
-        self.first = [0, *accumulate(count for _, count, _ in indices)]
+    def __init__(self, paths: Sequence[Path], where: str, *, header: bool = False) -> None:
+        self.paths, self.where, self._above = paths, where, int(header)
+        indices = [_index(path, header) for path in paths]
+        self._marks = [marks for marks, _, _, _ in indices]
+        self._versions = [version for _, _, version, _ in indices]
+        self.headers = [head for _, _, _, head in indices]
+        self.first = [0, *accumulate(count for _, count, _, _ in indices)]
         if not len(self):
             raise DataError(f"{where}: there is no line in {', '.join(map(str, paths[:3]))}; check data_path")
 
@@ -82,7 +85,7 @@ class LineFiles:
     def place(self, number: int) -> str:
         """``/data/part-1, line 17`` of the line of that number, which counts from 0 over all files."""
         file = bisect_right(self.first, number) - 1
-        return f"{self.paths[file]}, line {number - self.first[file] + 1}"
+        return f"{self.paths[file]}, line {number - self.first[file] + 1 + self._above}"
 
     def read(self, numbers: Iterable[int]) -> bytes:
         """The lines of these numbers, each with a newline at its end.
@@ -120,17 +123,19 @@ def _after(text: bytes, count: int, place: int) -> int:
     return place
 
 
-def _index(path: Path) -> tuple[array[int], int, _Version]:
-    """Where every STEP-th line begins, and the end of the file; how many lines there are; and which version this is."""
-    marks, position, number = array("q"), 0, -1
+def _index(path: Path, header: bool) -> tuple[array[int], int, _Version, bytes]:
+    """Where every STEP-th line begins, and the end of the file; how many lines there are; which version this is; its header."""
+    marks, number = array("q"), -1
     with path.open("rb") as file:
         version = _version(file.fileno())
+        head = file.readline() if header else b""
+        position = len(head)
         for number, line in enumerate(file):
             if not number % STEP:
                 marks.append(position)
             position += len(line)
     marks.append(position)
-    return marks, number + 1, version
+    return marks, number + 1, version, head
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

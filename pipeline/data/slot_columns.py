@@ -1,4 +1,4 @@
-"""Lines of slots read all at once, by numpy and pyarrow."""
+"""Lines of slots, and of delimited text, read all at once, by numpy and pyarrow."""
 
 from __future__ import annotations
 
@@ -124,20 +124,27 @@ class ColumnParser:
         self._array = pa.array(self._names, pa.binary())
         self._hashed = np.array([name in slots.hash_sizes for name in (*slots.names, *slots.ignored)])
         self._sizes = np.array([slots.hash_sizes.get(name, 1) for name in (*slots.names, *slots.ignored)], np.uint64)
-        # If all lines before had the same names: these, which slots they are, and the layout of as many lines.
-        self._known: tuple[_Names, Any, _Layout] | None = None
+        self._columns = np.array([self._names.index(name.encode()) for name in slots.columns], np.int32)
+        self._marks = np.frombuffer(b"\n" + slots.delimiter.encode() * (len(slots.columns) - 1), np.uint8)
+        # If all lines before had the same names: these, and which slots they are.
+        self._known: tuple[_Names, Any] | None = None
+        # The last layout of lines with all the same slots, and these.
+        self._made: tuple[Any, _Layout] | None = None
 
     def __call__(self, text: bytes) -> tuple[dict[str, Tensor | SparseSlot], dict[str, int]] | None:
         """The fields of lines, each with its newline, and how many lines lack each slot; None: read them one by one."""
         # As many editors leave them.
         for blanks in (b"\r\n", b" \n"):
-            if text[: text.index(b"\n") + 1].endswith(blanks):
+            if not self.slots.columns and text[: text.index(b"\n") + 1].endswith(blanks):
                 text = text.replace(blanks, b"\n")
+        if self.slots.columns:
+            text = text.replace(b"\r\n", b"\n")
         data = np.frombuffer(bytearray().join((_FRONT, text, _BACK)), np.uint8)
-        if not (found := self._find_known(data) or self._find(data)):
+        found = self._find_columns(data) if self.slots.columns else self._find_known(data) or self._find(data)
+        if not found:
             return None
         fields, layout = found
-        floats = _floats(data, *fields.at(layout.dense))
+        floats = self._floats(data, *fields.at(layout.dense))
         if floats is None or (ids := _ids(data, *fields.at(layout.ids))) is None:
             return None
         if len(layout.words):
@@ -171,12 +178,41 @@ class ColumnParser:
         """The fields of lines that have the names of those before."""
         if not self._known or not (fields := self._known[0].find(data)):
             return None
-        names, places, layout = self._known
-        if (lines := len(fields.ends) // len(places)) == layout.lines:
-            return fields, layout
-        if made := self._make_layout(np.tile(places, lines), np.full(lines, len(places))):
-            self._known = names, places, made
-        return (fields, made) if made else None
+        places = self._known[1]
+        layout = self._same_layout(places, len(fields.ends) // len(places))
+        return (fields, layout) if layout else None
+
+    def _find_columns(self, data: Any) -> tuple[_Fields, _Layout] | None:
+        """The fields of delimited text; None where a line has too few or too many, or lacks the target."""
+        slots, count = self.slots, len(self._columns)
+        marks = _places((data == self._marks[-1]) | (data == _NEWLINE))
+        before = marks[:-1].reshape(-1, count) if len(marks) % count == 1 else None
+        if before is None or (data.take(before) != self._marks).any():
+            return None
+        fields, lines = _Fields(before.ravel() + 1, marks[1:]), len(before)
+        empty = (fields.begins == fields.ends).reshape(before.shape)
+        if not empty.any():
+            layout = self._same_layout(self._columns, lines)
+            return (fields, layout) if layout else None
+        # Those of dense slots stay: each has its place.
+        kept = ~empty | (self._columns < len(slots.dense))
+        layout = self._make_layout(np.tile(self._columns, lines)[kept.ravel()], kept.sum(axis=1))
+        if not layout:
+            return None
+        for number, name in enumerate(slots.dense):
+            layout.lacking[name] = int(empty[:, self._columns == number].all(axis=1).sum())
+        which = np.flatnonzero(kept)
+        return None if layout.lacking[slots.target] else (_Fields(*fields.at(which)), layout)
+
+    def _floats(self, data: Any, begins: Any, ends: Any) -> Any:
+        """The numbers between such places, ``padding`` where there is nothing; None if one is none."""
+        if not self.slots.columns or (some := begins != ends).all():
+            return _floats(data, begins, ends)
+        floats = np.full(len(begins), self.slots.padding, np.float32)
+        if (found := _floats(data, begins[some], ends[some])) is None:
+            return None
+        floats[some] = found
+        return floats
 
     def _find(self, data: Any) -> tuple[_Fields, _Layout] | None:
         """The fields of any lines; None where they are not just ``name:value name:value``, or there is a fault with the names."""
@@ -195,8 +231,16 @@ class ColumnParser:
             return None
         first = places[: per_line[0]]
         if (per_line == len(first)).all() and (places.reshape(-1, len(first)) == first).all():
-            self._known = _Names([self._names[place] for place in first]), first, layout
+            self._known, self._made = (_Names([self._names[place] for place in first]), first), (first, layout)
         return _Fields(colons + 1, ends), layout
+
+    def _same_layout(self, places: Any, lines: int) -> _Layout | None:
+        """The layout of lines that all have fields of these slots."""
+        if self._made and self._made[0] is places and self._made[1].lines == lines:
+            return self._made[1]
+        if layout := self._make_layout(np.tile(places, lines), np.full(lines, len(places))):
+            self._made = places, layout
+        return layout
 
     def _make_layout(self, places: Any, per_line: Any) -> _Layout | None:
         """The layout of fields of these slots; None where a line has too many or too few values of one."""
@@ -215,13 +259,16 @@ class ColumnParser:
         dense, words = np.flatnonzero(is_dense), np.flatnonzero(hashed)
         ids = np.flatnonzero(read & ~is_dense & ~hashed)
         sparse = np.concatenate([ids, words])
-        orders = [_order(places[which]) for which in (dense, sparse)]
-        gaps = _gaps(counts[: len(widths)], widths), _gaps(counts[len(widths) :], [1] * len(slots.sparse))
+        dense_order, sparse_order = _order(places[dense]), _order(places[sparse])
+        dense_gaps = _gaps(counts[: len(widths)], widths)
+        sparse_gaps = _gaps(counts[len(widths) :], [1] * len(slots.sparse))
         filled = np.maximum(counts[len(widths) :], 1)
         offsets = None if (filled == 1).all() else filled.cumsum(axis=1) - filled
         lacking = dict(zip(slots.names, (counts == 0).sum(axis=1).tolist(), strict=True))
         sizes, sums = self._sizes[places[words]], filled.sum(axis=1).tolist()
-        return _Layout(dense, ids, words, *orders, *gaps, sizes, sums, offsets, lines, lacking)
+        return _Layout(
+            dense, ids, words, dense_order, sparse_order, dense_gaps, sparse_gaps, sizes, sums, offsets, lines, lacking
+        )  # fmt: skip
 
 
 def _places(found: Any) -> Any:
@@ -258,8 +305,7 @@ def _floats(data: Any, begins: Any, ends: Any) -> Any:
     if not len(begins):
         return np.empty(0, np.float32)
     try:
-        # Arrow's own memory is given back each time, and comes anew page by page.
-        numbers = _strings(data, begins, ends, pa.string()).cast(pa.float64(), memory_pool=pa.system_memory_pool())
+        numbers = _strings(data, begins, ends, pa.string()).cast(pa.float64())
     except pa.ArrowInvalid:
         return None
     with np.errstate(over="ignore"):
@@ -270,8 +316,9 @@ def _floats(data: Any, begins: Any, ends: Any) -> Any:
 def _ids(data: Any, begins: Any, ends: Any) -> Any:
     """The whole numbers between such places; None if one is not of 1 to 19 digits alone, or out of range."""
     lengths = ends - begins
-    longest, shortest = lengths.max(initial=0), lengths.min(initial=1)
-    if longest > _DIGITS or not shortest:
+    if not len(lengths):
+        return lengths
+    if (longest := lengths.max()) > _DIGITS or not lengths.min():
         return None
     words = _words(data, begins, -(-longest // 8))
     ids = np.zeros(len(begins), np.uint64)
