@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,6 +126,12 @@ class ColumnParser:
         self._sizes = np.array([slots.hash_sizes.get(name, 1) for name in (*slots.names, *slots.ignored)], np.uint64)
         self._columns = np.array([self._names.index(name.encode()) for name in slots.columns], np.int32)
         self._marks = np.frombuffer(b"\n" + slots.delimiter.encode() * (len(slots.columns) - 1), np.uint8)
+        # Which have each slot that is read; and those that are a value also where they are empty.
+        self._of_slots = [np.flatnonzero(self._columns == number) for number in range(len(slots.names))]
+        single = [
+            len(columns) == 1 or name in slots.dense for name, columns in zip(slots.names, self._of_slots, strict=True)
+        ]
+        self._stay = np.array([*single, *[True] * len(slots.ignored)])[self._columns]
         # If all lines before had the same names: these, and which slots they are.
         self._known: tuple[_Names, Any] | None = None
         # The last layout of lines with all the same slots, and these.
@@ -137,21 +143,20 @@ class ColumnParser:
         for blanks in (b"\r\n", b" \n"):
             if not self.slots.columns and text[: text.index(b"\n") + 1].endswith(blanks):
                 text = text.replace(blanks, b"\n")
-        if self.slots.columns:
+        if self.slots.columns and b"\r" in text:
             text = text.replace(b"\r\n", b"\n")
         data = np.frombuffer(bytearray().join((_FRONT, text, _BACK)), np.uint8)
         found = self._find_columns(data) if self.slots.columns else self._find_known(data) or self._find(data)
         if not found:
             return None
         fields, layout = found
-        floats = self._floats(data, *fields.at(layout.dense))
-        if floats is None or (ids := _ids(data, *fields.at(layout.ids))) is None:
+        floats = self._read(_floats, data, *fields.at(layout.dense))
+        if floats is None or (ids := self._read(_ids, data, *fields.at(layout.ids))) is None:
             return None
         if len(layout.words):
-            begins, ends = fields.at(layout.words)
-            if (begins == ends).any():
+            if (hashed := self._read(_hash, data, *fields.at(layout.words), layout.sizes)) is None:
                 return None
-            ids = np.concatenate([ids, (_hash(data, begins, ends) % layout.sizes).view(np.int64)])
+            ids = np.concatenate([ids, hashed])
         return self._parsed(_sorted(floats, layout.dense_order), _sorted(ids, layout.sparse_order), layout)
 
     def _parsed(self, floats: Any, ids: Any, layout: _Layout) -> tuple[dict[str, Tensor | SparseSlot], dict[str, int]]:
@@ -191,28 +196,27 @@ class ColumnParser:
             return None
         fields, lines = _Fields(before.ravel() + 1, marks[1:]), len(before)
         empty = (fields.begins == fields.ends).reshape(before.shape)
-        if not empty.any():
+        kept = ~empty | self._stay
+        if kept.all():
             layout = self._same_layout(self._columns, lines)
+        else:
+            fields = _Fields(*fields.at(np.flatnonzero(kept)))
+            layout = self._make_layout(np.tile(self._columns, lines)[kept.ravel()], kept.sum(axis=1))
+        if not layout or not empty.any():
             return (fields, layout) if layout else None
-        # Those of dense slots stay: each has its place.
-        kept = ~empty | (self._columns < len(slots.dense))
-        layout = self._make_layout(np.tile(self._columns, lines)[kept.ravel()], kept.sum(axis=1))
-        if not layout:
-            return None
-        for number, name in enumerate(slots.dense):
-            layout.lacking[name] = int(empty[:, self._columns == number].all(axis=1).sum())
-        which = np.flatnonzero(kept)
-        return None if layout.lacking[slots.target] else (_Fields(*fields.at(which)), layout)
+        lacking = [int(empty[:, columns].all(axis=1).sum()) for columns in self._of_slots]
+        layout = layout._replace(lacking=dict(zip(slots.names, lacking, strict=True)))
+        return None if layout.lacking[slots.target] else (fields, layout)
 
-    def _floats(self, data: Any, begins: Any, ends: Any) -> Any:
-        """The numbers between such places, ``padding`` where there is nothing; None if one is none."""
+    def _read(self, read: Callable[..., Any], data: Any, begins: Any, ends: Any, *others: Any) -> Any:
+        """What ``read`` reads between such places, ``padding`` where delimited text has nothing; None where it reads nothing."""
         if not self.slots.columns or (some := begins != ends).all():
-            return _floats(data, begins, ends)
-        floats = np.full(len(begins), self.slots.padding, np.float32)
-        if (found := _floats(data, begins[some], ends[some])) is None:
+            return read(data, begins, ends, *others)
+        if (found := read(data, begins[some], ends[some], *(other[some] for other in others))) is None:
             return None
-        floats[some] = found
-        return floats
+        values = np.full(len(begins), self.slots.padding, found.dtype)
+        values[some] = found
+        return values
 
     def _find(self, data: Any) -> tuple[_Fields, _Layout] | None:
         """The fields of any lines; None where they are not just ``name:value name:value``, or there is a fault with the names."""
@@ -358,10 +362,19 @@ def _gaps(counts: Any, widths: Sequence[int]) -> Any:
     return np.repeat(before[missing], np.repeat(np.array(widths, int), counts.shape[1])[missing])
 
 
-def _hash(data: Any, starts: Any, ends: Any) -> Any:
-    """``fnv1a`` of parts of the data."""
-    hashed = np.full(len(starts), 0xCBF29CE484222325, np.uint64)
-    for place in range(int((ends - starts).max())):
-        longer = np.flatnonzero(ends - starts > place)
-        hashed[longer] = (hashed[longer] ^ data[starts[longer] + place]) * np.uint64(0x100000001B3)
-    return hashed
+def _hash(data: Any, begins: Any, ends: Any, sizes: Any) -> Any:
+    """``fnv1a`` of what is between such places, modulo the sizes; None if that is nothing."""
+    lengths = ends - begins
+    if not len(lengths):
+        return lengths
+    if not (shortest := lengths.min()):
+        return None
+    hashed = np.full(len(begins), 0xCBF29CE484222325, np.uint64)
+    for place in range(lengths.max()):
+        if place < shortest:
+            hashed ^= data.take(begins + place)
+            hashed *= np.uint64(0x100000001B3)
+        else:
+            longer = np.flatnonzero(lengths > place)
+            hashed[longer] = (hashed[longer] ^ data[begins[longer] + place]) * np.uint64(0x100000001B3)
+    return (hashed % sizes).view(np.int64)

@@ -325,3 +325,35 @@ def test_any_character_is_between_fields(tmp_path: Path, reader: str, delimiter:
     (tmp_path / "a").write_text("".join(delimiter.join(line) + "\n" for line in lines), encoding="utf-8")
     dataset = SlotFiles(str(tmp_path), sparse_slots="label a b", delimiter=delimiter)
     assert dataset.__getitems__([0, 1201])["a"].ids.tolist() == [0, 4]
+
+
+def test_both_ways_of_reading_count_the_lines_that_lack_a_slot(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    for _ in range(50):
+        lines = some_lines(chance, ",", 0, chance.choice([0.05, 0.4, 0.9]))
+        (tmp_path / "a").write_text("".join(f"{line}\n" for line in [*lines, GOOD]), encoding="utf-8")
+        dataset = SlotFiles(str(tmp_path), **KEYS, delimiter=",", columns="click x d 3 tags w tags price _")
+        text = dataset.lines.read(range(len(lines)))
+        assert dataset._columns
+        assert (found := dataset._columns(text))
+        parsed = dataset.parser(text)
+        assert found[1] == parsed.lacking
+        cells = [line.split(",") for line in lines]
+        assert parsed.lacking["tags"] == sum(line[6] == line[8] == "" for line in cells)
+        assert parsed.lacking["d"] == sum(line[2:5] == ["", "", ""] for line in cells)
+
+
+def test_the_end_of_a_line_is_no_part_of_its_last_field(tmp_path: Path, reader: str) -> None:
+    (tmp_path / "a").write_bytes(b"1,ab\n0,ab\r\n1,a\rb\r\n0,\r\n1,ab\r")
+    dataset = SlotFiles(str(tmp_path), sparse_slots="y w", delimiter=",", columns="y w", hash_size=10**9)
+    word, other = fnv1a(b"ab") % 10**9, fnv1a(b"a\rb") % 10**9
+    assert dataset.__getitems__(range(5))["w"].ids.tolist() == [word, word, other, 0, word]
+
+
+def test_a_field_too_few_and_one_too_many_are_two_bad_lines(tmp_path: Path, reader: str) -> None:
+    (tmp_path / "a").write_bytes(b"1,2,3\n1,2\n3,4,5,6\n1,7,8\n")
+    keys: dict[str, Any] = {"sparse_slots": "y a b", "delimiter": ",", "columns": "y a b"}
+    with pytest.raises(DataError, match="line 2: has 2 fields, and not 3"):
+        SlotFiles(str(tmp_path), **keys)
+    batch = SlotFiles(str(tmp_path), **keys, on_bad_line="skip").__getitems__(range(4))
+    assert batch["a"].ids.tolist() == [2, 7]
