@@ -359,6 +359,10 @@ class DatasetSchema(_Section):
     )
     dense_slots: DenseSlots | None = Field(None, description="`price:1 image:[2,3]`: slots with as many numbers")
     ignored_slots: str | None = Field(None, description="slots that the lines have, and that are not read")
+    delimiter: str | None = Field(None, description="between the fields of delimited text, such as a tab or comma")
+    columns: str | None = Field(
+        None, description="`click price C1 C2`: the slot of each column; null: each file's header names them"
+    )
     padding: int | None = Field(None, description="the value of a slot where a line lacks it; null is 0")
     target: str | None = Field(
         None, description="the slot that is the target; null: label, click, or the first sparse one"
@@ -554,6 +558,8 @@ READER_KEYS = (
     "sparse_slots",
     "dense_slots",
     "ignored_slots",
+    "delimiter",
+    "columns",
     "padding",
     "target",
     "hash_size",

@@ -1,10 +1,11 @@
-"""What a config says of the slots of lines ``slot:value slot:value …``."""
+"""What a config says of the slots of lines ``slot:value slot:value …``, or of delimited text."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from pipeline.errors import one_of
@@ -39,6 +40,8 @@ class Slots(NamedTuple):
         target: the name of the one that is the target; a dense one has the shape (1,).
         padding: what a slot has where a line lacks it.
         hash_sizes: name of a sparse slot -> how many ids its values are hashed to.
+        delimiter: what is between the fields of delimited text; ``""`` where each field names its slot.
+        columns: the slot of each of these fields; none where the header of each file names them.
     """
 
     dense: Mapping[str, tuple[int, ...]]
@@ -47,6 +50,8 @@ class Slots(NamedTuple):
     target: str
     padding: int
     hash_sizes: Mapping[str, int]
+    delimiter: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -74,6 +79,8 @@ def make_slots(
     padding: int = 0,
     target: str | None = None,
     hash_size: int | Mapping[str, int] | None = None,
+    delimiter: str | None = None,
+    columns: str | None = None,
 ) -> Slots:
     """What lines may have, of the keys of a dataset.
 
@@ -105,4 +112,44 @@ def make_slots(
     sizes = dict.fromkeys(inputs, hash_size) if isinstance(hash_size, int) else dict(hash_size or {})
     for name in sizes.keys() - {*inputs}:
         raise SlotsError("hash_size", f"'{name}' is no sparse slot beside the target{one_of(name, inputs)}")
-    return Slots(dense, tuple(sparse), frozenset(ignored), target, padding, sizes)
+    slots = Slots(dense, tuple(sparse), frozenset(ignored), target, padding, sizes)
+    return slots if delimiter is None and columns is None else _delimited(slots, delimiter, columns)
+
+
+def _delimited(slots: Slots, delimiter: str | None, columns: str | None) -> Slots:
+    if delimiter is None:
+        what = "would be ignored: lines have columns where a delimiter is between them; add delimiter"
+        raise SlotsError("columns", what)
+    if not re.fullmatch(r"""[^\n\r"'\0\x80-\U0010ffff]""", delimiter):
+        what = f"is {delimiter!r}; write one ASCII character such as ',' or '\\t', no newline or quote"
+        raise SlotsError("delimiter", what)
+    slots = slots._replace(delimiter=delimiter)
+    if columns is None:
+        return slots
+    if twice := [name for name in slots.dense if columns.split().count(name) > 1]:
+        raise SlotsError("columns", f"names slot {twice[0]} twice; name a dense slot once, for all its columns")
+    names = [[name] * math.prod(slots.dense.get(name, ())) for name in columns.split()]
+    try:
+        return with_columns(slots, list(chain.from_iterable(names)))
+    except ValueError as error:
+        raise SlotsError("columns", str(error)) from None
+
+
+def with_columns(slots: Slots, columns: Sequence[str]) -> Slots:
+    """The slots of delimited text whose fields are these, in this order.
+
+    Raises:
+        ValueError: a slot has no field or too many, or a field no slot.
+    """
+    known = [*slots.names, *sorted(slots.ignored)]
+    widths = {slots.target: 1, **{name: math.prod(shape) for name, shape in slots.dense.items()}}
+    for name in columns:
+        if name not in known:
+            raise ValueError(
+                f"there is no slot '{name}'{one_of(name, known)}; add it to ignored_slots if nobody reads it"
+            )
+        if name in widths and columns.count(name) != widths[name]:
+            raise ValueError(f"slot {name} has {columns.count(name)} columns, and not {widths[name]}")
+    if absent := [name for name in slots.names if name not in columns]:
+        raise ValueError(f"no column is slot {absent[0]}; name the slot of each column")
+    return slots._replace(columns=tuple(columns))

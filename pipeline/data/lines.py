@@ -66,22 +66,34 @@ def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
     return sorted(found)
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
+def read_chunks(path: Path, *, header: bool = False) -> Iterator[bytes]:
     """The text of a file, some whole lines at a time, each with a newline at its end.
 
     Args:
         path: of the file; what ends in ``.gz`` or ``.zst`` is decompressed.
+        header: whether the first line is left out.
 
     Raises:
         DataError: it cannot be.
     """
     try:
         with _open(path) as file:
+            if header:
+                file.readline()
             while text := file.read(_CHUNK):
                 text += file.readline()
                 yield text if text.endswith(b"\n") else text + b"\n"
     except _BROKEN as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def first_line(path: Path) -> bytes:
+    """The first line of a file, decompressed, with a newline at its end; nothing where the file is empty.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    return b"".join(next(read_chunks(path), b"").partition(b"\n")[:2])
 
 
 def _open(path: Path) -> BinaryIO:
@@ -115,6 +127,7 @@ class LineFiles:
     Args:
         paths: the files, which may not change from here on. Of a compressed one a decompressed copy is read, see ``cached``.
         where: what messages begin with.
+        header: whether the first line of each is none of them.
 
     Attributes:
         first: how many lines come before each file, and at last all.
@@ -123,10 +136,10 @@ class LineFiles:
         DataError: they have no line.
     """
 
-    def __init__(self, paths: Sequence[Path], where: str) -> None:
-        self.paths, self.where = paths, where
+    def __init__(self, paths: Sequence[Path], where: str, *, header: bool = False) -> None:
+        self.paths, self.where, self._above = paths, where, int(header)
         self._files = [_decompressed(path, where) for path in paths]
-        indices = list(map(_index, self._files))
+        indices = [_index(path, header) for path in self._files]
         self._marks = [marks for marks, _, _ in indices]
         self._versions = [version for _, _, version in indices]
         self.first = [0, *accumulate(count for _, count, _ in indices)]
@@ -140,7 +153,7 @@ class LineFiles:
     def place(self, number: int) -> str:
         """``/data/part-1, line 17`` of the line of that number, which counts from 0 over all files."""
         file = bisect_right(self.first, number) - 1
-        return f"{self.paths[file]}, line {number - self.first[file] + 1}"
+        return f"{self.paths[file]}, line {number - self.first[file] + 1 + self._above}"
 
     def read(self, numbers: Iterable[int]) -> bytes:
         """The lines of these numbers, each with a newline at its end.
@@ -178,11 +191,12 @@ def _after(text: bytes, count: int, place: int) -> int:
     return place
 
 
-def _index(path: Path) -> tuple[array[int], int, _Version]:
+def _index(path: Path, header: bool) -> tuple[array[int], int, _Version]:
     """Where every STEP-th line begins, and the end of the file; how many lines there are; and which version this is."""
-    marks, position, number = array("q"), 0, -1
+    marks, number = array("q"), -1
     with path.open("rb") as file:
         version = file_version(file.fileno())
+        position = len(file.readline()) if header else 0
         for number, line in enumerate(file):
             if not number % STEP:
                 marks.append(position)

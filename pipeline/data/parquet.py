@@ -31,7 +31,8 @@ class ParquetRows:
         slots: what the lines may have.
 
     Attributes:
-        slots: the same, but for the hash sizes of columns of text: their values are hashed here, since they may have blanks.
+        slots: of these lines: as they were given, but for the hash sizes of columns of text, whose values are hashed here,
+            since they may have blanks.
 
     Raises:
         DataError: it cannot be read, or has a column that is no slot.
@@ -52,7 +53,7 @@ class ParquetRows:
         text = {name for name in self._read if _is_text(schema.field(name).type)}
         self._hashed: Mapping[str, int] = {name: size for name, size in slots.hash_sizes.items() if name in text}
         rest = {name: size for name, size in slots.hash_sizes.items() if name not in text}
-        self.slots = slots._replace(hash_sizes=rest)
+        self.slots = slots._replace(hash_sizes=rest, delimiter="", columns=())
 
     def __iter__(self) -> Iterator[bytes]:
         """Some lines at a time, each with a newline."""
@@ -91,8 +92,9 @@ class ParquetRows:
         words = values.cast(pa.binary())
         offsets = np.frombuffer(words.buffers()[1], np.int32)[words.offset :][: len(words) + 1]
         data = np.frombuffer(words.buffers()[2] or b"", np.uint8)
-        ids = hash_parts(data, offsets[:-1], offsets[1:]) % np.uint64(self._hashed[name])
-        return pc.if_else(pc.greater(pc.binary_length(words), 0), pa.array(ids).cast(pa.string()), None)
+        some, ids = np.diff(offsets) > 0, np.zeros(len(words), np.int64)
+        ids[some] = hash_parts(data, offsets[:-1][some], offsets[1:][some], np.uint64(self._hashed[name]))
+        return pc.if_else(pa.array(some), pa.array(ids).cast(pa.string()), None)
 
 
 def _is_list(kind: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Lines ``slot:value slot:value …``, PaddleRec's format: a dataset that gives batches of them."""
+"""Lines ``slot:value slot:value …``, PaddleRec's format, or delimited text: a dataset that gives batches of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_int64
 from functools import cache, partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, zip_longest
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,11 +19,11 @@ from loguru import logger
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from pipeline.config.slots import PARQUET, Slots, SlotsError, make_slots
+from pipeline.config.slots import PARQUET, Slots, SlotsError, make_slots, with_columns
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.fetch import in_worker
 from pipeline.data.file_cache import cached, content_key
-from pipeline.data.lines import LineFiles, file_version, find_files, read_chunks
+from pipeline.data.lines import LineFiles, file_version, find_files, first_line, read_chunks
 from pipeline.data.slot_table import VERSION, SlotTable, write_table
 from pipeline.errors import ConfigError, DataError
 from pipeline.signals import SHUTDOWN
@@ -80,6 +80,8 @@ class LineParser:
         }
         self._ignored = {name.encode() for name in slots.ignored}
         self._widths = {name: math.prod(shape) for name, shape in slots.dense.items()} | {slots.target: 1}
+        self._columns = [(name.encode(), number) for number, name in enumerate(slots.columns, 1)]
+        self._dense, self._padding = {name.encode() for name in slots.dense}, b"%d" % slots.padding
 
     def __call__(self, text: bytes) -> Parsed:
         """Read lines.
@@ -97,8 +99,8 @@ class LineParser:
         """
         values: dict[str, list[float]] = {}
         readers = self._readers
-        for field in line.split():
-            name, colon, value = field.partition(b":")
+        parts = self._split(line) if self._columns else [field.partition(b":") for field in line.split()]
+        for name, colon, value in parts:
             if name not in readers or not colon:
                 self._check_unread(name, colon)
                 continue
@@ -106,12 +108,13 @@ class LineParser:
             try:
                 number = read(value)
             except ValueError as error:
-                raise BadLineError(f"slot {slot}: {_text(value)!r} {error}") from None
+                column = f", column {colon}" if isinstance(colon, int) else ""
+                raise BadLineError(f"slot {slot}{column}: {_text(value)!r} {error}") from None
             if slot in values:
                 values[slot].append(number)
             else:
                 values[slot] = [number]
-        if not values:
+        if not values and not self._columns:
             raise BadLineError("has no slot of those in the config")
         for slot, width in self._widths.items():
             if slot in values and len(values[slot]) != width:
@@ -121,7 +124,18 @@ class LineParser:
             raise BadLineError(f"has no slot {self.slots.target}, the target")
         return values
 
-    def _check_unread(self, name: bytes, colon: bytes) -> None:
+    def _split(self, line: bytes) -> list[tuple[bytes, int, bytes]]:
+        """(name, column, value) of each field of delimited text that is not empty; padding for those of a dense slot that has some."""
+        cells = line.removesuffix(b"\r").split(self.slots.delimiter.encode())
+        if len(cells) != len(self._columns):
+            raise BadLineError(f"has {len(cells)} fields, and not {len(self._columns)}")
+        fields = [(*column, cell) for column, cell in zip(self._columns, cells, strict=True)]
+        if b"" not in cells:
+            return fields
+        filled = {name for name, _, cell in fields if cell} & self._dense
+        return [(name, column, cell or self._padding) for name, column, cell in fields if cell or name in filled]
+
+    def _check_unread(self, name: bytes, colon: bytes | int) -> None:
         if not colon:
             raise BadLineError(f"{_text(name)!r} is no slot:value")
         if name not in self._ignored:
@@ -235,7 +249,7 @@ class SlotReader:
 
 
 class SlotFiles(Dataset[SlotBatch]):
-    """The lines of text files ``slot:value slot:value …``, in any order, batch by batch.
+    """The lines of text files ``slot:value slot:value …``, in any order, or of delimited text, batch by batch.
 
     A batch is a ``SlotBatch``. A slot that a line lacks has ``padding`` there: a sparse one once, a dense one at each place.
     Each line is found by its number, so an epoch can be shuffled, divided among workers and processes, and gone on with, as
@@ -246,6 +260,10 @@ class SlotFiles(Dataset[SlotBatch]):
         sparse_slots: names of slots with ids, whole numbers from 0 to 2**63 - 1, any number of them in a line.
         dense_slots: ``name:13`` or ``name:[2,3]``: names of slots with as many numbers in each line that has them.
         ignored_slots: names of slots that the lines have and nobody reads.
+        delimiter: the character between the fields of delimited text. An empty one is a slot that the line lacks, or a
+            place of a dense one; quotes have no meaning.
+        columns: the names of their slots in order, a dense one once for all its columns; by default the first line of each
+            file is a header that names that of each column.
         padding: the value of a slot where a line lacks it.
         target: the slot that becomes ``target``, float32 (batch,); by default ``label`` or ``click``, else the first sparse one.
         hash_size: how many ids to make of the values of all sparse slots, the target aside, or ``{slot: N}``: the 64-bit
@@ -274,6 +292,8 @@ class SlotFiles(Dataset[SlotBatch]):
         sparse_slots: str = "",
         dense_slots: str = "",
         ignored_slots: str = "",
+        delimiter: str | None = None,
+        columns: str | None = None,
         padding: int = 0,
         target: str | None = None,
         hash_size: int | Mapping[str, int] | None = None,
@@ -283,18 +303,51 @@ class SlotFiles(Dataset[SlotBatch]):
     ) -> None:
         self.where = where
         try:
-            self.slots = make_slots(sparse_slots, dense_slots, ignored_slots, padding, target, hash_size)
+            keys = sparse_slots, dense_slots, ignored_slots, padding, target, hash_size, delimiter, columns
+            self.slots = make_slots(*keys)
         except SlotsError as error:
             raise ConfigError(f"{where}.{error}") from None
         self.hash_sizes = dict(self.slots.hash_sizes)
-        self._reader = SlotReader(self.slots, on_bad_line, where)
         self.paths = find_files(data_path, where)
+        self._header = bool(self.slots.delimiter) and not self.slots.columns
+        if self.slots.delimiter:
+            self.slots = self._delimited(self.slots)
+        self._reader = SlotReader(self.slots, on_bad_line, where)
         self._table: SlotTable | None = None
         if cache or any(path.suffix == PARQUET for path in self.paths):
             self._table = self._open_table(cache if isinstance(cache, str) else None)
         else:
-            self.lines = LineFiles(self.paths, where)
+            self.lines = LineFiles(self.paths, where, header=self._header)
             self._look()
+
+    def _delimited(self, slots: Slots) -> Slots:
+        """The slots of delimited text, whose columns may be named by the header of each file.
+
+        Raises:
+            ConfigError: there is no such text.
+            DataError: a header has to do with no slots, or with others than that of the first file.
+        """
+        paths = [path for path in self.paths if path.suffix != PARQUET]
+        if not paths:
+            raise ConfigError(f"{self.where}.delimiter: would be ignored: Parquet has columns of its own; remove it")
+        headers = {path: first_line(path) for path in paths} if self._header else {}
+        found: tuple[Path, list[str]] | None = None
+        # An empty file has none.
+        for path, line in headers.items():
+            if not line:
+                continue
+            names = line.decode("utf-8-sig", "backslashreplace").rstrip("\r\n").split(slots.delimiter)
+            where = f"{self.where}: {path}, line 1: the header"
+            try:
+                with_columns(slots, names)
+            except ValueError as error:
+                raise DataError(f"{where}: {error}; of files without a header, name the columns") from None
+            found = found or (path, names)
+            for number, (name, first) in enumerate(zip_longest(names, found[1]), 1):
+                if name != first:
+                    what = f"column {number} is {name or 'none'}, and {first or 'none'} in {found[0]}"
+                    raise DataError(f"{where}: {what}; give all files one header")
+        return with_columns(slots, found[1]) if found else slots
 
     def __len__(self) -> int:
         """How many lines there are; in a table, those that are not left out."""
@@ -351,7 +404,8 @@ class SlotFiles(Dataset[SlotBatch]):
 
         def parts() -> Iterator[Mapping[str, Tensor | SparseSlot]]:
             for path in self.paths:
-                first, (reader, word, texts) = 1, self._open(path)
+                reader, word, texts = self._open(path)
+                first = 1 + (self._header and word == "line")
                 for text in texts:
                     SHUTDOWN.raise_if_requested()
                     if parsed := reader.parse(text, partial(_place, path, word, first), report):
@@ -367,7 +421,7 @@ class SlotFiles(Dataset[SlotBatch]):
     def _open(self, path: Path) -> tuple[SlotReader, str, Iterable[bytes]]:
         """What reads the lines of a file, what these are called there, and their text."""
         if path.suffix != PARQUET:
-            return self._reader, "line", read_chunks(path)
+            return self._reader, "line", read_chunks(path, header=self._header)
         try:
             from pipeline.data.parquet import ParquetRows  # noqa: PLC0415 - imports numpy and pyarrow, an extra
         except ImportError as error:
@@ -403,11 +457,18 @@ class SlotFiles(Dataset[SlotBatch]):
         logger.info(f"{self.where}: {lines}; the target is {slots.target}{some_bad}")
 
     def _names(self, count: int) -> set[bytes]:
+        if self.slots.columns:
+            return {name.encode() for name in self.slots.names if self._occurs(name, 0)}
         return {field.partition(b":")[0] for field in self.lines.read(range(count)).split()}
 
     def _occurs(self, name: str, begin: int) -> bool:
         """Whether any line from a number on has a slot."""
         field = re.compile(rb"(?:^|\s)" + re.escape(name.encode()) + b":")
+        if self.slots.columns:
+            mark = re.escape(self.slots.delimiter)
+            places = [number for number, column in enumerate(self.slots.columns) if column == name]
+            some = "|".join(rf"(?:[^{mark}\n]*{mark}){{{place}}}[^{mark}\r\n]" for place in places)
+            field = re.compile(f"^(?:{some})".encode(), re.MULTILINE)
         parts = (range(first, min(first + LOOKED_AT, len(self))) for first in range(begin, len(self), LOOKED_AT))
         return any(field.search(self.lines.read(part)) for part in parts)
 

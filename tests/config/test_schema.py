@@ -56,7 +56,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
          "shuffle": False, "shuffle_buffer": 0, "drop_last": False, "sampler": None, "batch_sampler": None, "whole_batches": False, "resume": None, "num_workers": 0,
          "multiprocessing_context": None, "timeout": None, "persistent_workers": False, "prefetch_factor": None,
          "worker_init_fn": None, "pin_memory": None, "collate_fn": None, "collate_args": {}, "limit_batches": None,
-         "data_path": None, "sparse_slots": None, "dense_slots": None, "ignored_slots": None, "padding": None, "target": None,
+         "data_path": None, "sparse_slots": None, "dense_slots": None, "ignored_slots": None, "delimiter": None, "columns": None, "padding": None, "target": None,
          "hash_size": None, "on_bad_line": None, "shuffle_filelist": None, "cache": None}
     ]  # fmt: skip
     assert found.get("phase") == [

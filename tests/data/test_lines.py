@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.lines import STEP, LineFiles, find_files
+from pipeline.data.lines import STEP, LineFiles, find_files, first_line
 from pipeline.errors import DataError
 
 
@@ -87,6 +87,21 @@ def test_a_place_counts_from_1_in_each_file(tmp_path: Path) -> None:
         f"{tmp_path}/c, line 1",
         f"{tmp_path}/c, line 2",
     ]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("count", [1, STEP - 1, STEP, STEP + 1, 3 * STEP])
+def test_a_header_is_no_line_and_counts_in_places(tmp_path: Path, count: int, end: bytes) -> None:
+    lines = [b"%d" % number for number in range(count)]
+    text = b"\n".join([b"the header", *lines]) + end
+    paths = write(tmp_path, a=text, b=b"", c=b"alone" + end, d=text)
+    files = LineFiles(paths, "d", header=True)
+    assert [first_line(path) for path in paths] == [b"the header\n", b"", b"alone\n", b"the header\n"]
+    assert files.first == [0, count, count, count, 2 * count]
+    assert files.read(range(2 * count)) == b"".join(line + b"\n" for line in lines * 2)
+    for number in range(2 * count):
+        assert files.read([number]) == lines[number % count] + b"\n"
+        assert files.place(number) == f"{tmp_path}/{'ad'[number // count]}, line {number % count + 2}"
 
 
 @pytest.mark.parametrize("content", [b"1\n2\n", b"11\n22\n33\n44\n", b"1\n2\n3\n5\n"])

@@ -23,7 +23,7 @@ from pipeline.data.lines import LineFiles
 from pipeline.data.loader import make_loader
 from pipeline.data.reader import ReaderBase
 from pipeline.data.slots import SlotFiles, fnv1a
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -336,6 +336,23 @@ def test_a_bad_row_is_an_error_with_its_place_and_slot(
     keys = {**KEYS, "sparse_slots": "click a w", "dense_slots": "d:2"}
     with pytest.raises(DataError, match=f"^dataset: {path}, {message}"):
         SlotFiles(str(path), **keys)
+
+
+def test_delimited_text_and_parquet_are_read_together(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"sparse_slots": "click a", "dense_slots": "d:2", "delimiter": ","}
+    pq.write_table(pa.table({"d": [[1.0, 2.0]], "a": [7], "click": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(
+        ConfigError, match=r"dataset.delimiter: would be ignored: Parquet has columns of its own; remove"
+    ):
+        SlotFiles(str(tmp_path), **keys)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"a,click,d,d\n3,0,4,5\n"))
+    for named, lines in (({}, 2), ({"columns": "a click d", "on_bad_line": "skip"}, 2)):
+        batch = SlotFiles(str(tmp_path), **keys, **named).__getitems__(range(lines))
+        assert (batch["a"].ids.tolist(), batch["target"].tolist(), batch["d"].tolist()) == (
+            [3, 7],
+            [0, 1],
+            [[4, 5], [1, 2]],
+        )
 
 
 def test_a_column_that_is_no_slot_is_an_error(tmp_path: Path) -> None:
