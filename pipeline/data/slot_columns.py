@@ -109,7 +109,7 @@ class _Names:
 
 
 class ColumnParser:
-    """Reads the values that ``pipeline.data.slots.LineParser`` reads, much faster; what it cannot make out is left to that.
+    """Reads the values that ``pipeline.data.slot_lines.LineParser`` reads, much faster; what it cannot make out is left to that.
 
     Lines with the same names at the same places are fastest: it is found out once where the values of each slot are.
 

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.csv
 import torch
 
-from pipeline.data.slots import LineParser, SlotFiles
+from pipeline.data.slot_lines import LineParser
+from pipeline.data.slots import SlotFiles
 
 BATCH, ROUNDS = 512, 7
 SLOTS = {"sparse_slots": " ".join(["click", *map(str, range(1, 27))]), "dense_slots": "dense_feature:13"}

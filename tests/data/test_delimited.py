@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from pipeline.data.batch import SlotBatch, SparseSlot
-from pipeline.data.slots import SlotFiles, fnv1a
+from pipeline.data.slot_lines import fnv1a
+from pipeline.data.slots import SlotFiles
 from pipeline.errors import ConfigError, DataError
 
 KEYS: dict[str, Any] = {
@@ -26,7 +27,7 @@ COLUMNS = ["click", "x", "d", "d", "d", "3", "tags", "w", "tags", "price", "_"]
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With numpy and pyarrow, and without."""
     if request.param == "lines":
-        monkeypatch.setattr("pipeline.data.slots._column_parser", lambda slots: None)
+        monkeypatch.setattr("pipeline.data.slot_lines._column_parser", lambda slots: None)
     return str(request.param)
 
 

@@ -22,7 +22,8 @@ from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.lines import LineFiles
 from pipeline.data.loader import make_loader
 from pipeline.data.reader import ReaderBase
-from pipeline.data.slots import SlotFiles, fnv1a
+from pipeline.data.slot_lines import fnv1a
+from pipeline.data.slots import SlotFiles
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [

@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.data import slots as slots_module
+from pipeline.data import slot_lines
 from pipeline.data.batch import SlotBatch, SparseSlot, count_samples, split, to_device
 from pipeline.data.loader import make_loader
-from pipeline.data.slots import SlotFiles, fnv1a
+from pipeline.data.slot_lines import fnv1a
+from pipeline.data.slots import SlotFiles
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
@@ -301,7 +302,7 @@ def test_what_the_slots_are_is_said(tmp_path: Path, log_lines: list[str]) -> Non
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, reader: str, log_lines: list[str]) -> None:
-    slots_module._say_how_to_read_faster.cache_clear()
+    slot_lines._say_how_to_read_faster.cache_clear()
     for _ in range(2):
         SlotFiles(write(tmp_path, good_lines(3)), **KEYS)
     remedy = "pyarrow is not installed; pip install 'five-stage-pipeline[rec]'"
@@ -442,8 +443,8 @@ def both(columns: Any, text: bytes) -> tuple[Any, Any]:
         return {name: [part.tolist() for part in field] for name, field in fields.items()}, lacking
 
     try:
-        alone = listed(*slots_module.LineParser(columns.slots)(text))
-    except slots_module.BadLineError as error:
+        alone = listed(*slot_lines.LineParser(columns.slots)(text))
+    except slot_lines.BadLineError as error:
         alone = str(error)
     return (listed(*found) if (found := columns(text)) else None), alone
 
@@ -468,8 +469,8 @@ def wide_line(chance: random.Random, **other: str) -> bytes:
     ],
 )  # fmt: skip
 def test_a_value_in_a_layout_seen_before_is_read_as_line_by_line(change: dict[str, str]) -> None:
-    columns = slots_module._column_parser(
-        slots_module.make_slots("click ab a_name_of_15_byt b_name_of_15_byt a_longer_name_of_24_bytes w", "d:2", "e", 7, None, {"w": 97})
+    columns = slot_lines._column_parser(
+        slot_lines.make_slots("click ab a_name_of_15_byt b_name_of_15_byt a_longer_name_of_24_bytes w", "d:2", "e", 7, None, {"w": 97})
     )  # fmt: skip
     chance, number = random.Random(str(change)), 0
     for count in (5, 5, 1, 8):
@@ -486,9 +487,7 @@ def test_a_value_in_a_layout_seen_before_is_read_as_line_by_line(change: dict[st
 
 @pytest.mark.parametrize("name", WIDE)
 def test_a_line_of_another_layout_among_those_seen_before_is_noticed(name: str) -> None:
-    columns = slots_module._column_parser(
-        slots_module.make_slots(" ".join({*WIDE, *map(str.upper, WIDE)} - {"d"}), "d:2")
-    )
+    columns = slot_lines._column_parser(slot_lines.make_slots(" ".join({*WIDE, *map(str.upper, WIDE)} - {"d"}), "d:2"))
     chance = random.Random(name)
     for place in range(len(name)):
         other = name[:place] + name[place].upper() + name[place + 1 :]
@@ -531,4 +530,4 @@ def test_the_columns_read_lines_of_any_order(tmp_path: Path) -> None:
         assert columns(text) is None
 
 
-assert slots_module.LOOKED_AT == 1000  # which the tests above count with
+assert slot_lines.LOOKED_AT == 1000  # which the tests above count with
