@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.data import slot_lines
+from pipeline.config.slots import make_slots
+from pipeline.data import slot_lines, slots
 from pipeline.data.batch import SlotBatch, SparseSlot, count_samples, split, to_device
 from pipeline.data.loader import make_loader
 from pipeline.data.slot_lines import fnv1a
@@ -470,7 +471,7 @@ def wide_line(chance: random.Random, **other: str) -> bytes:
 )  # fmt: skip
 def test_a_value_in_a_layout_seen_before_is_read_as_line_by_line(change: dict[str, str]) -> None:
     columns = slot_lines._column_parser(
-        slot_lines.make_slots("click ab a_name_of_15_byt b_name_of_15_byt a_longer_name_of_24_bytes w", "d:2", "e", 7, None, {"w": 97})
+        make_slots("click ab a_name_of_15_byt b_name_of_15_byt a_longer_name_of_24_bytes w", "d:2", "e", 7, None, {"w": 97})
     )  # fmt: skip
     chance, number = random.Random(str(change)), 0
     for count in (5, 5, 1, 8):
@@ -487,7 +488,7 @@ def test_a_value_in_a_layout_seen_before_is_read_as_line_by_line(change: dict[st
 
 @pytest.mark.parametrize("name", WIDE)
 def test_a_line_of_another_layout_among_those_seen_before_is_noticed(name: str) -> None:
-    columns = slot_lines._column_parser(slot_lines.make_slots(" ".join({*WIDE, *map(str.upper, WIDE)} - {"d"}), "d:2"))
+    columns = slot_lines._column_parser(make_slots(" ".join({*WIDE, *map(str.upper, WIDE)} - {"d"}), "d:2"))
     chance = random.Random(name)
     for place in range(len(name)):
         other = name[:place] + name[place].upper() + name[place + 1 :]
@@ -530,4 +531,4 @@ def test_the_columns_read_lines_of_any_order(tmp_path: Path) -> None:
         assert columns(text) is None
 
 
-assert slot_lines.LOOKED_AT == 1000  # which the tests above count with
+assert slots.LOOKED_AT == 1000  # which the tests above count with
