@@ -1,0 +1,1 @@
+"""``pipeline doctor``: what a bug report needs."""
