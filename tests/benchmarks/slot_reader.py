@@ -4,12 +4,15 @@
 
 The lines are made, in the shape of Criteo's (a click, 13 numbers, 26 ids below 1,000,000), all distinct; in one file all have
 one layout, in the other each has its own order. Batches have 512 lines. CPU time on one thread, all in turns within one run;
-each number is a multiple of the lines that the parser of a few lines reads in the same round.
+each number is a multiple of the lines that the parser of a few lines reads in the same round. A table of the same lines
+(``cache``) is read shuffled, beside bare memory maps of its files that are indexed by the same numbers; and the same values as
+delimited text, beside a bare read of that by pyarrow.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -17,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import torch
@@ -76,6 +80,19 @@ def shuffled(dataset: SlotFiles) -> None:
         dataset.__getitems__(numbers[first : first + BATCH])
 
 
+def bare_maps(dataset: SlotFiles) -> None:
+    """The rows of such batches, as numpy takes them out of the files of a table."""
+    folder, lines = dataset._table.folder, len(dataset)  # type: ignore[union-attr]  # it has one
+    maps = [
+        np.memmap(folder / name, kind, "r").reshape(lines, -1)
+        for name, kind in (("dense.f32", "f4"), ("ids.i64", "i8"))
+    ]
+    numbers = torch.randperm(lines).tolist()
+    for first in range(0, lines, BATCH):
+        for values in maps:
+            values[numbers[first : first + BATCH]]
+
+
 def one_by_one(dataset: SlotFiles) -> None:
     """What is done without numpy and pyarrow."""
     parser = LineParser(dataset.slots)
@@ -100,6 +117,18 @@ def main() -> None:
                 "batches, shuffled": lambda dataset=dataset: shuffled(dataset),
                 "batches without the extra": lambda dataset=dataset: one_by_one(dataset),
             }
+            if layout == "one layout":
+                table = SlotFiles(str(path), cache=f"{folder}/tables", **SLOTS)
+                delimited = Path(folder) / "delimited"
+                delimited.write_bytes(re.sub(rb"[^ \n]*:", b"", path.read_bytes()))
+                columns = {"delimiter": " ", "columns": "click dense_feature " + " ".join(map(str, range(1, 27)))}
+                fields = SlotFiles(str(delimited), **SLOTS, **columns)
+                ways |= {
+                    "table, shuffled": lambda table=table: shuffled(table),
+                    "bare maps, shuffled": lambda table=table: bare_maps(table),
+                    "delimited, bare pyarrow": lambda delimited=delimited: bare(delimited),
+                    "delimited, in order": lambda fields=fields: in_order(fields),
+                }
             seconds: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(ROUNDS):
                 for name, way in ways.items():
