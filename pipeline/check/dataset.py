@@ -100,7 +100,7 @@ def _check_kind(dataset: Setting, definition: source.Definition) -> None:
         whole.fault(f"{name} has no __getitems__; define __getitems__(self, indices) to return a batch, or remove it")
     why = {
         "resume": "what has indices goes on exactly; remove it",
-        "shuffle_buffer": "what has indices is shuffled by shuffle: true",
+        "shuffle_buffer": "what has indices is shuffled by shuffle: true; write that, or remove it",
     }
     for key in why if is_stream is False else ():
         if dataset[key].value:

@@ -415,7 +415,9 @@ class ConfigBuilder:
                 if _CLASS_KEYS.fullmatch(address):
                     node.value = _class_file(node.value, node.origin)
                 elif _DATA_KEYS.fullmatch(address):
-                    node.value = _absolute(node.value, node.origin)
+                    # Of a cache that is none, the schema says what is wrong.
+                    if not address.endswith(".cache") or node.value.lower() not in schema.NO_FOLDERS:
+                        node.value = _absolute(node.value, node.origin)
                 elif _FILE_KEYS.fullmatch(address):
                     self._file(address, node)
         self._plugin_keys(tree)
@@ -487,6 +489,7 @@ def _class_file(path: str, origin: Origin) -> str:
 
 def _absolute(path: str, origin: Origin) -> str:
     """A relative file path made absolute; it belongs to the file that wrote it."""
+    path = os.path.expanduser(path)
     if origin.folder is None or path.startswith(("/", "{")):
         return path
     return str(origin.folder.resolve() / path)

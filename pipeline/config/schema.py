@@ -107,6 +107,16 @@ def _dense_slots(value: Any) -> Any:
     return value
 
 
+# What other YAML takes for a boolean is text in ours.
+NO_FOLDERS = ("", "yes", "no", "on", "off", "true", "false")
+
+
+def _folder(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in NO_FOLDERS:
+        raise ValueError(f"is '{value}', a string; write true or false, or a folder as ./{value or 'tables'}")
+    return value
+
+
 def _runner_class(value: Any) -> Any:
     return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
@@ -374,7 +384,7 @@ class DatasetSchema(_Section):
         None, description="error; skip: left out with a warning; count: with fewer warnings; null is error"
     )
     shuffle_filelist: bool | None = Field(None, description="a new order of the files each epoch")
-    cache: bool | str | None = Field(
+    cache: Annotated[bool | str | None, BeforeValidator(_folder)] = Field(
         None, description="lines of slots are parsed once for all runs; or the folder for that"
     )
 

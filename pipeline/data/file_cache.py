@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,32 @@ from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """In the block a file is read; what goes wrong with that says which.
+
+    Raises:
+        DataError: it cannot be read, or is compressed and broken.
+    """
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
 def content_key(paths: Iterable[Path], settings: Any) -> str:
     """A name for what some settings make of files: another one where a byte of either is another.
 
     Args:
         paths: the files, in the order in which they are read; what they are called does not count.
         settings: plain data.
+
+    Raises:
+        DataError: a file cannot be read.
     """
     digests = []
     for path in paths:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             digests.append(file_digest(file, "blake2b").hexdigest())
     return blake2b(json.dumps([settings, digests]).encode(), digest_size=16).hexdigest()
 
@@ -57,7 +74,7 @@ def cached(key: str, make: Callable[[Path], None], where: str, root: str | None 
                 _make(folder, make)
     except OSError as error:
         what = f"{where}: the cache cannot be written: {error}"
-        raise DataError(f"{what}; name a folder in cache, or in XDG_CACHE_HOME, that can be") from error
+        raise DataError(f"{what}; set {'cache' if root else 'XDG_CACHE_HOME'} to a folder that can be") from error
     return folder
 
 

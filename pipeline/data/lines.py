@@ -6,7 +6,6 @@ import glob
 import gzip
 import io
 import os
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,8 @@ from typing import BinaryIO, TypeAlias, cast
 
 from loguru import logger
 
-from pipeline.data.file_cache import cached, content_key
+from pipeline.config.slots import PARQUET
+from pipeline.data.file_cache import cached, content_key, reading
 from pipeline.errors import DataError
 from pipeline.user_code.imports import no_package
 
@@ -32,9 +32,6 @@ _CHUNK = 2**20
 
 # How compressed files end.
 COMPRESSED = (".gz", ".zst")
-
-# What raises where a compressed file is broken; pyarrow raises an OSError.
-_BROKEN = (OSError, EOFError, zlib.error)
 
 
 def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
@@ -76,15 +73,12 @@ def read_chunks(path: Path, *, header: bool = False) -> Iterator[bytes]:
     Raises:
         DataError: it cannot be.
     """
-    try:
-        with _open(path) as file:
-            if header:
-                file.readline()
-            while text := file.read(_CHUNK):
-                text += file.readline()
-                yield text if text.endswith(b"\n") else text + b"\n"
-    except _BROKEN as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with reading(path), _open(path) as file:
+        if header:
+            file.readline()
+        while text := file.read(_CHUNK):
+            text += file.readline()
+            yield text if text.endswith(b"\n") else text + b"\n"
 
 
 def first_line(path: Path) -> bytes:
@@ -117,8 +111,16 @@ def _decompressed(path: Path, where: str) -> Path:
         logger.info(f"{where}: {path} is decompressed to {folder.with_suffix('')}, once")
         with (folder / "lines").open("wb") as file:
             file.writelines(read_chunks(path))
+            (folder / "size").write_text(str(file.tell()), "utf-8")
 
-    return cached(content_key([path], "lines"), make, where) / "lines"
+    folder = cached(content_key([path], "lines"), make, where)
+    try:
+        whole = (folder / "lines").stat().st_size == int((folder / "size").read_text("utf-8"))
+    except (OSError, ValueError):
+        whole = False
+    if not whole:
+        raise DataError(f"{where}: {folder}, a copy of {path}, is damaged; remove that folder, to make it anew")
+    return folder / "lines"
 
 
 class LineFiles:
@@ -133,11 +135,16 @@ class LineFiles:
         first: how many lines come before each file, and at last all.
 
     Raises:
-        DataError: they have no line.
+        DataError: they have no line, or cannot be read.
     """
 
     def __init__(self, paths: Sequence[Path], where: str, *, header: bool = False) -> None:
         self.paths, self.where, self._above = paths, where, int(header)
+        if columns := next((path for path in paths if path.suffix == PARQUET), None):
+            what = "is Parquet, which has columns and no lines"
+            raise DataError(
+                f"{where}: {columns} {what}; name its columns in sparse_slots and dense_slots, without a class"
+            )
         self._files = [_decompressed(path, where) for path in paths]
         indices = [_index(path, header) for path in self._files]
         self._marks = [marks for marks, _, _ in indices]
@@ -194,7 +201,7 @@ def _after(text: bytes, count: int, place: int) -> int:
 def _index(path: Path, header: bool) -> tuple[array[int], int, _Version]:
     """Where every STEP-th line begins, and the end of the file; how many lines there are; and which version this is."""
     marks, number = array("q"), -1
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         version = file_version(file.fileno())
         position = len(file.readline()) if header else 0
         for number, line in enumerate(file):

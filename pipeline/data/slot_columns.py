@@ -26,6 +26,9 @@ _BACK = b"\0" * 24
 # The most digits of a number below 2**64, whatever they are.
 _DIGITS = 19
 
+# The most bytes of a word that is hashed at once with others.
+_LONG = 1000
+
 _POWERS = np.array([10**count for count in range(9)], np.uint64)
 
 
@@ -154,7 +157,7 @@ class ColumnParser:
         if floats is None or (ids := self._read(_ids, data, *fields.at(layout.ids))) is None:
             return None
         if len(layout.words):
-            if (hashed := self._read(hash_parts, data, *fields.at(layout.words), layout.sizes)) is None:
+            if (hashed := self._read(_hash, data, *fields.at(layout.words), layout.sizes)) is None:
                 return None
             ids = np.concatenate([ids, hashed])
         return self._parsed(_sorted(floats, layout.dense_order), _sorted(ids, layout.sparse_order), layout)
@@ -362,12 +365,13 @@ def _gaps(counts: Any, widths: Sequence[int]) -> Any:
     return np.repeat(before[missing], np.repeat(np.array(widths, int), counts.shape[1])[missing])
 
 
-def hash_parts(data: Any, begins: Any, ends: Any, sizes: Any) -> Any:
-    """``fnv1a`` of what is between such places, modulo the sizes; None if that is nothing."""
+def _hash(data: Any, begins: Any, ends: Any, sizes: Any) -> Any:
+    """``fnv1a`` of what is between such places, modulo the sizes; None if that is nothing, or long."""
     lengths = ends - begins
     if not len(lengths):
         return lengths
-    if not (shortest := lengths.min()):
+    # A long one would have all of them looked at for each of its bytes.
+    if not (shortest := lengths.min()) or lengths.max() > _LONG:
         return None
     hashed = np.full(len(begins), 0xCBF29CE484222325, np.uint64)
     for place in range(lengths.max()):

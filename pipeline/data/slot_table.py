@@ -43,7 +43,13 @@ class SlotTable:
 
     def __init__(self, folder: Path, slots: Slots) -> None:
         self.folder, self.slots = folder, slots
-        self.facts = json.loads((folder / _FACTS).read_bytes())
+        try:
+            self._open()
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{folder} is damaged: {error}; remove that folder, to make it anew") from error
+
+    def _open(self) -> None:
+        slots, self.facts = self.slots, json.loads((self.folder / _FACTS).read_bytes())
         self._lines, ids = self.facts["lines"], self.facts["ids"]
         self._widths = list(map(math.prod, slots.dense.values()))
         self._floats = self._map(_FLOATS, (self._lines, sum(self._widths)), torch.float32)
@@ -56,7 +62,7 @@ class SlotTable:
     def _map(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         path, count = self.folder / name, math.prod(shape)
         if path.stat().st_size != count * dtype.itemsize:
-            raise DataError(f"{self.folder} is damaged: {name} has a wrong size; remove that folder, to make it anew")
+            raise ValueError(f"{name} has a wrong size")
         return (torch.from_file(str(path), size=count, dtype=dtype) if count else torch.empty(0)).view(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:

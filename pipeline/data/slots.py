@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 from torch import Tensor
@@ -164,22 +164,24 @@ class SlotFiles(Dataset[SlotBatch]):
     def _open_table(self, root: str | None) -> SlotTable:
         """The table of all lines, made unless there is one; and say what is in it."""
         slots, versions = self.slots, list(map(file_version, self.paths))
-        settings = [VERSION, {**slots._asdict(), "ignored": sorted(slots.ignored)}, self._reader.on_bad_line]
+        settings = [VERSION, {**slots._asdict(), "ignored": sorted(slots.ignored)}, self._reader.on_bad_line == "error"]
         key = content_key(self.paths, [*settings, [path.suffix for path in self.paths]])
-        folder = cached(key, self._make_table, self.where, root)
-        if versions != list(map(file_version, self.paths)):
-            shutil.rmtree(folder, ignore_errors=True)
-            raise DataError(f"{self.where}: the files in data_path have changed while they were read; begin anew")
-        table = SlotTable(folder, slots)
+        table = SlotTable(cached(key, partial(self._make_table, versions), self.where, root), slots)
+        self._refuse_changes(versions)
         self._say_coverage(len(table), table.facts["lacking"], len(table), table.facts["bad"])
         return table
 
-    def _make_table(self, folder: Path) -> None:
+    def _refuse_changes(self, versions: list[Any]) -> None:
+        if versions != list(map(file_version, self.paths)):
+            raise DataError(f"{self.where}: the files in data_path have changed while they were read; begin anew")
+
+    def _make_table(self, versions: list[Any], folder: Path) -> None:
         logger.info(f"{self.where}: all lines are read into {folder.with_suffix('')}, once")
         lacking, bad = Counter[str](), list[str]()
 
         def report(what: str) -> None:
-            bad.append(what)
+            # Another run may call the dataset otherwise.
+            bad.append(what.removeprefix(f"{self.where}: "))
             self._reader.report(what)
 
         def parts() -> Iterator[Mapping[str, Tensor | SparseSlot]]:
@@ -194,8 +196,13 @@ class SlotFiles(Dataset[SlotBatch]):
                     first += text.count(b"\n")
 
         lines = write_table(folder, self.slots, parts(), lambda: {"lacking": lacking, "bad": bad[:1] * len(bad)})
+        self._refuse_changes(versions)
+        if not lines:
+            what = f"all {len(bad)} lines are bad, the first of them {bad[0]}; mend the files" if bad else ""
+            files = ", ".join(map(str, self.paths[:3]))
+            raise DataError(f"{self.where}: {what or f'there is no line in {files}; check data_path'}")
         if absent := [name for name in self.slots.names if lacking[name] == lines]:
-            what = f"no line has the slots {', '.join(absent)}" if lines else f"there is no line in {self.paths[0]}"
+            what = f"no line has the slots {', '.join(absent)}"
             raise DataError(f"{self.where}: {what}; mend sparse_slots and dense_slots, or data_path")
 
     def _open(self, path: Path) -> tuple[SlotReader, str, Iterable[bytes]]:
@@ -233,7 +240,7 @@ class SlotFiles(Dataset[SlotBatch]):
         some = f" but {', '.join(incomplete)}; where a line lacks one it is {slots.padding}" if incomplete else ""
         which = "all" if good == count else f"of the first {good}, all"
         lines = f"{count:,} lines in {files} file{'s' * (files > 1)}; {which} have all {len(slots.names)} slots{some}"
-        some_bad = f"; {len(bad)} bad ones: {bad[0]}" if bad else ""
+        some_bad = f"; {len(bad)} bad ones, the first {bad[0].removeprefix(f'{self.where}: ')}" if bad else ""
         logger.info(f"{self.where}: {lines}; the target is {slots.target}{some_bad}")
 
     def _names(self, count: int) -> set[bytes]:

@@ -97,7 +97,7 @@ def test_whatever_a_file_is_like_its_batches_are_those_of_the_text(
     names = {path.name for path in folders[0].iterdir()} if folders else set()
     one_each = {"dense.f32", "ids.i64", "table.json"}
     table = one_each | {"counts.i32", "starts.i64"} if several else one_each
-    assert names == (table if cache else {"lines"} if end else set())
+    assert names == (table if cache else {"lines", "size"} if end else set())
 
 
 @pytest.mark.parametrize("keys", [{"sparse_slots": "click a"}, {"dense_slots": "x:1 d:2", "target": "x"}])
@@ -121,6 +121,12 @@ def test_a_reader_reads_compressed_files(tmp_path: Path) -> None:
     for name in ("text", "a.gz", "a.zst"):
         loader = make_loader(Reader(write(tmp_path / name, lines), shuffle=True), seed=0, batch_size=7)
         assert sorted(i for batch in loader for i in batch["a"].ids.tolist()) == list(range(100))
+
+
+def test_a_reader_reads_no_parquet(tmp_path: Path) -> None:
+    path = to_parquet(tmp_path / "a.parquet", some_lines(5))
+    with pytest.raises(DataError, match=f"d: {path} is Parquet, which has columns and no lines; name its columns in"):
+        LineFiles([Path(path)], "d")
 
 
 def test_compressed_files_say_the_place_in_themselves(tmp_path: Path) -> None:
@@ -172,7 +178,7 @@ def test_bad_lines_are_left_out_of_a_table_and_said_each_time(tmp_path: Path, lo
     text = SlotFiles(write(tmp_path / "b", lines), **KEYS)
     for _ in range(2):
         assert all_equal(text, SlotFiles(path, on_bad_line="skip", cache=True, **KEYS))
-    said = f"2 bad ones: dataset: {path}, line 11: slot a: 'x' is no id"
+    said = f"2 bad ones, the first {path}, line 11: slot a: 'x' is no id"
     assert sum(said in line for line in log_lines) == 2
     assert sum("it is left out" in line for line in log_lines) == 2
 
@@ -197,21 +203,69 @@ def test_workers_map_the_same_table(tmp_path: Path, several: bool) -> None:
         assert all(map(equal, here, there))
 
 
-def test_a_damaged_table_is_an_error_that_says_what_to_do(tmp_path: Path, kept: Path) -> None:
+@pytest.mark.parametrize("name", ["ids.i64", "table.json", "dense.f32", "counts.i32"])
+@pytest.mark.parametrize("how", ["shorter", "gone"])
+def test_a_damaged_table_is_an_error_that_says_what_to_do(tmp_path: Path, kept: Path, name: str, how: str) -> None:
     path = write(tmp_path / "a", some_lines(20))
     SlotFiles(path, cache=True, **KEYS)
-    (ids,) = kept.glob("*/ids.i64")
-    ids.write_bytes(ids.read_bytes()[:-8])
-    with pytest.raises(DataError, match=f"{ids.parent} is damaged: ids.i64 has a wrong size; remove that folder"):
+    (file,) = kept.glob(f"*/{name}")
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(DataError, match=f"^{file.parent} is damaged: .*; remove that folder, to make it anew"):
         SlotFiles(path, cache=True, **KEYS)
+
+
+def test_a_damaged_copy_of_a_compressed_file_is_an_error_that_says_what_to_do(tmp_path: Path, kept: Path) -> None:
+    path = write(tmp_path / "a.gz", some_lines(20))
+    SlotFiles(path, **KEYS)
+    (copy,) = kept.glob("*/lines")
+    copy.write_bytes(copy.read_bytes().rpartition(b"\nclick")[0] + b"\n")
+    with pytest.raises(DataError, match=f"{copy.parent}, a copy of {path}, is damaged; remove that folder"):
+        SlotFiles(path, **KEYS)
+
+
+def test_a_table_stays_where_another_run_sees_a_file_change(tmp_path: Path, kept: Path) -> None:
+    path = write(tmp_path / "a", some_lines(20))
+    SlotFiles(path, cache=True, **KEYS)
+    touched = 0
+
+    class Touching(SlotFiles):
+        def _refuse_changes(self, versions: list[Any]) -> None:
+            nonlocal touched
+            touched += 1
+            os.utime(path, (touched, touched))
+            super()._refuse_changes(versions)
+
+    with pytest.raises(DataError, match="the files in data_path have changed while they were read; begin anew"):
+        Touching(path, cache=True, **KEYS)
+    assert touched == 1
+    assert len(SlotFiles(path, cache=True, **KEYS)) == 20
+    # One that is being made is not kept.
+    with pytest.raises(DataError, match="the files in data_path have changed while they were read; begin anew"):
+        Touching(path, cache=True, **{**KEYS, "padding": 1})
+    assert len([each for each in kept.glob("*") if each.is_dir()]) == 1
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, cache: bool) -> None:
+    # Whoever may read everything may not read this either.
+    with pytest.raises(DataError, match=r"^/proc/self/mem cannot be read: "):
+        SlotFiles("/proc/self/mem", cache=cache, **KEYS)
+
+
+def test_a_word_that_is_long_has_the_hash_of_its_bytes(tmp_path: Path) -> None:
+    lines = [f"click:1 w:{'x' * length} d:1 d:2 x:1 a:1" for length in (1, 1000, 1001, 100_000)]
+    for cache in (True, False):
+        ids = SlotFiles(write(tmp_path / "a", lines), cache=cache, **KEYS).__getitems__(range(4))["w"].ids.tolist()
+        assert ids == [fnv1a(b"x" * length) % 97 for length in (1, 1000, 1001, 100_000)]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a", some_lines(20))
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        DataError, match=r"^dataset: the cache cannot be written: .*; name a folder in cache, or in XDG"
-    ):
+    with pytest.raises(DataError, match=r"^dataset: the cache cannot be written: .*; set cache to a folder"):
         SlotFiles(path, cache=f"{tmp_path}/file", **KEYS)
 
 
@@ -308,12 +362,14 @@ def test_the_rows_of_parquet_are_lines(tmp_path: Path, several: bool, kinds: dic
 
 
 def test_a_value_of_text_may_have_blanks_where_it_is_hashed(tmp_path: Path) -> None:
+    days = pa.array([0, 10**9] * 3, pa.timestamp("s"))
     words = ["New York", "a:b", None, "x\ny", "日本", ""]
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"click": [False, True] * 3, "city": words}), path)
-    dataset = SlotFiles(str(path), sparse_slots="click city", hash_size=1000, padding=7)
+    pq.write_table(pa.table({"click": [False, True] * 3, "city": words, "day": days}), path)
+    dataset = SlotFiles(str(path), sparse_slots="click city day", hash_size=1000, padding=7)
     ids = dataset.__getitems__(range(6))["city"].ids.tolist()
     assert ids == [fnv1a(word.encode()) % 1000 if word else 7 for word in words]
+    assert dataset[1]["day"].ids.tolist() == [fnv1a(b"2001-09-09 01:46:40.000") % 1000]
 
 
 @pytest.mark.parametrize(
@@ -322,6 +378,9 @@ def test_a_value_of_text_may_have_blanks_where_it_is_hashed(tmp_path: Path) -> N
         ({"click": [1, 0], "a": [3, -4]}, "row 2: slot a: '-4' is out of range"),
         ({"click": [1, 0], "a": [3.5, 4]}, "row 1: slot a: '3.5' is no id"),
         ({"click": [1, None], "a": [3, 4]}, "row 2: has no slot click, the target"),
+        ({"click": [1, None, 0], "a": [3, None, 4]}, "row 2: has no slot of those in the config"),
+        ({"click": [1, 0], "a": ["1\nclick:1 a:5", "3"]}, "row 1: slot a: '1.*5' is no id"),
+        ({"click": [1, 0], "a": [["1"], ["2", "1 d:7"]]}, "row 2: slot a: '1.*d:7' is no id"),
         ({"click": [1, 0], "a": [[3], [4, None]]}, "row 2: slot a: '' is no id"),
         ({"click": [1, 0], "a": ["x", "4"]}, "row 1: slot a: 'x' is no id, a whole number; hash_size makes"),
         ({"click": [1, 0], "a": [1, 2], "d": [[1.0, 2.0], [1.0]]}, "row 2: slot d has 1 values, and not 2"),
@@ -362,6 +421,20 @@ def test_a_column_that_is_no_slot_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{path}: column clack is not in the config.*add it to sparse_slots"):
         SlotFiles(str(path), sparse_slots="click a")
     assert len(SlotFiles(str(path), sparse_slots="click a", ignored_slots="clack")) == 1
+    for columns, what in (
+        (
+            {"click": [1], "a": [[[1]]]},
+            "column a is of type list<.*>, and cannot be read: .*; write numbers, text, or lists",
+        ),
+        ({"click": [1], "a": [{"b": 1}]}, "column a is of type struct<.*>, and cannot be read: "),
+        ({"a": [1], "clack": [1]}, "there is no column click, the target; it has a, clack"),
+    ):
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(DataError, match=f"{path}: {what}"):
+            SlotFiles(str(path), sparse_slots="click a", ignored_slots="clack")
+    pq.write_table(pa.table([[1], [2], [3]], ["click", "a", "a"]), path)
+    with pytest.raises(DataError, match=f"{path}: two columns are called a; rename one"):
+        SlotFiles(str(path), sparse_slots="click a")
     path.write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=f"{path} cannot be read: "):
         SlotFiles(str(path), sparse_slots="click a")

@@ -291,7 +291,7 @@ def test_bad_lines_are_left_out_and_said(
 
 def test_bad_lines_among_the_first_are_said_at_the_beginning(tmp_path: Path, log_lines: list[str]) -> None:
     SlotFiles(write(tmp_path, [*good_lines(9), b"click:1 3:x", b""]), **KEYS, on_bad_line="count")
-    expected = f"2 bad ones: dataset: {tmp_path}/part-0000, line 10: slot 3: 'x' is no id"
+    expected = f"2 bad ones, the first {tmp_path}/part-0000, line 10: slot 3: 'x' is no id"
     assert any(expected in line for line in log_lines)
 
 
