@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from pipeline.config.slots import Slots
 from pipeline.data.batch import SparseSlot
 from pipeline.data.fetch import in_worker
-from pipeline.errors import DataError
+from pipeline.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from pipeline.data.slot_columns import ColumnParser
@@ -129,7 +129,8 @@ class LineParser:
             raise BadLineError(f"{as_text(name)!r} is no slot:value")
         if name not in self._ignored:
             remedy = "add it to sparse_slots, dense_slots or ignored_slots"
-            raise BadLineError(f"slot {as_text(name)} is not in the config; {remedy}")
+            meant = nearest(as_text(name), [*self.slots.names, *self.slots.ignored])
+            raise BadLineError(f"slot {as_text(name)} is not in the config{meant}; {remedy}")
 
     def fields(self, read: Sequence[Mapping[str, list[float]]]) -> Parsed:
         """The values of lines, those that one lacks filled in."""

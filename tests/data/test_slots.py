@@ -248,6 +248,7 @@ BAD = {
     b"3:1 w:a d:1 d:2": "has no slot click, the target",
     b"click:1 click:0 3:1": "slot click, the target, has 2 values, and not 1",
     b"click:1 4:1 d:1 d:2": "slot 4 is not in the config; add it to sparse_slots, dense_slots or ignored_slots",
+    b"clack:1 3:1 d:1 d:2": "slot clack is not in the config; did you mean 'click'[?]; add it to sparse_slots",
     b"click:1 3 d:1 d:2": "'3' is no slot:value",
     b"": "has no slot of those in the config",
     b"click:1 \xff:1": r"slot \\xff is not in the config",
