@@ -155,22 +155,25 @@ def test_workers_end_with_a_run_that_is_killed_while_they_start() -> None:
 
 def test_a_death_that_is_reported_while_a_lost_connection_is_explained_is_told_as_well() -> None:
     loader = make_loader(Failing(kill), seed=0, batch_size=3, num_workers=1, where="dataset.train")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     batches = iter(loader)
+    # A mask would be that of this thread alone, and another may get the signal.
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     (worker,) = multiprocessing.active_children()
     next(batches)
     multiprocessing.connection.wait([worker.sentinel], 60)
     (workers,) = (running for running in RUNNING if running.iterator._workers[0].pid == worker.pid)
 
     def report(frame: Any, event: str, argument: Any) -> None:
-        if frame.f_code.co_name == without_death_reports.__name__:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        if frame.f_code.co_name == without_death_reports.__name__ and signal.getsignal(signal.SIGCHLD) is not handler:
+            signal.signal(signal.SIGCHLD, handler)
+            signal.raise_signal(signal.SIGCHLD)
 
     sys.settrace(report)
     try:
         explained = workers.explain(ConnectionResetError(104, "Connection reset by peer"))
     finally:
         sys.settrace(None)
+        signal.signal(signal.SIGCHLD, handler)
     assert str(explained).startswith("dataset.train: worker 0 was killed by SIGKILL at sample 7")
 
 
