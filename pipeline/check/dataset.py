@@ -71,9 +71,11 @@ def _check_reader(dataset: Setting, definition: source.Definition | None, keys: 
             dataset[key].fault("is in args too; keep one of the two", of_key=True)
     if dataset["shuffle"].value and "shuffle" in dict(dataset["args"].entries()):
         dataset["shuffle"].fault("is in args too; keep one of the two", of_key=True)
-    paths = dataset["data_path"].value
+    paths, ours = dataset["data_path"].value, dataset["class_path"].value == SLOT_CLASS
+    # Another class may read such files by what it likes.
+    ours = ours or bool(definition and classes.is_subclass(definition, READER))
     for path in [paths] if isinstance(paths, str) else paths or ():
-        if str(path).endswith(NEEDS_EXTRA) and source.find_spec("pyarrow") is None:
+        if ours and str(path).endswith(NEEDS_EXTRA) and source.find_spec("pyarrow") is None:
             dataset["data_path"].fault(no_package(str(path), "pyarrow"))
     if dataset["class_path"].value != SLOT_CLASS:
         return

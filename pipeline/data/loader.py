@@ -327,7 +327,8 @@ class SeededLoader(DataLoader[Any]):
         shuffle, seed = (ours.shuffle, ours.seed if ours.shuffle else None) if ours else (None, None)
         sizes = {"samples": length(self.dataset), "batch_size": self.batch_size, "drop_last": self.drop_last}
         # What an id means is of the order too.
-        hashed = {"hash_size": sizes_of} if (sizes_of := getattr(self.dataset, "hash_sizes", None)) else {}
+        hash_sizes = getattr(self.dataset, "hash_sizes", None)
+        hashed = {"hash_size": hash_sizes} if hash_sizes else {}
         return {**sizes, "sampler": sampler, "shuffle": shuffle, "seed": seed, **hashed}
 
     def _epoch_sampler(self) -> EpochSampler | None:

@@ -168,7 +168,7 @@ class SlotFiles(Dataset[SlotBatch]):
         key = content_key(self.paths, [*settings, [path.suffix for path in self.paths]])
         table = SlotTable(cached(key, partial(self._make_table, versions), self.where, root), slots)
         self._refuse_changes(versions)
-        self._say_coverage(len(table), table.facts["lacking"], len(table), table.facts["bad"])
+        self._say_coverage(len(table), table.facts["lacking"], len(table), *table.facts["bad"])
         return table
 
     def _refuse_changes(self, versions: list[Any]) -> None:
@@ -177,11 +177,12 @@ class SlotFiles(Dataset[SlotBatch]):
 
     def _make_table(self, versions: list[Any], folder: Path) -> None:
         logger.info(f"{self.where}: all lines are read into {folder.with_suffix('')}, once")
-        lacking, bad = Counter[str](), list[str]()
+        lacking, bad, first_bad = Counter[str](), 0, ""
 
         def report(what: str) -> None:
+            nonlocal bad, first_bad
             # Another run may call the dataset otherwise.
-            bad.append(what.removeprefix(f"{self.where}: "))
+            bad, first_bad = bad + 1, first_bad or what.removeprefix(f"{self.where}: ")
             self._reader.report(what)
 
         def parts() -> Iterator[Mapping[str, Tensor | SparseSlot]]:
@@ -195,10 +196,10 @@ class SlotFiles(Dataset[SlotBatch]):
                         yield parsed.fields
                     first += text.count(b"\n")
 
-        lines = write_table(folder, self.slots, parts(), lambda: {"lacking": lacking, "bad": bad[:1] * len(bad)})
+        lines = write_table(folder, self.slots, parts(), lambda: {"lacking": lacking, "bad": (bad, first_bad)})
         self._refuse_changes(versions)
         if not lines:
-            what = f"all {len(bad)} lines are bad, the first of them {bad[0]}; mend the files" if bad else ""
+            what = f"all {bad} lines are bad, the first of them {first_bad}; mend the files" if bad else ""
             files = ", ".join(map(str, self.paths[:3]))
             raise DataError(f"{self.where}: {what or f'there is no line in {files}; check data_path'}")
         if absent := [name for name in self.slots.names if lacking[name] == lines]:
@@ -231,16 +232,16 @@ class SlotFiles(Dataset[SlotBatch]):
             there = ", ".join(sorted(map(as_text, self._names(count))))
             what = f"no line has the slots {', '.join(absent)}; the first lines have {there}"
             raise DataError(f"{self.where}: {what}; mend sparse_slots and dense_slots, or data_path")
-        self._say_coverage(len(self), lacking, good, bad)
+        self._say_coverage(len(self), lacking, good, len(bad), bad[0].removeprefix(f"{self.where}: ") if bad else "")
 
-    def _say_coverage(self, count: int, lacking: Mapping[str, int], good: int, bad: Sequence[str]) -> None:
+    def _say_coverage(self, count: int, lacking: Mapping[str, int], good: int, bad: int, first_bad: str) -> None:
         """Say how many of the first lines have each slot, and which one is the target."""
         files, slots = len(self.paths), self.slots
         incomplete = [f"{name} {good - lacking[name]}" for name in slots.names if lacking[name]]
         some = f" but {', '.join(incomplete)}; where a line lacks one it is {slots.padding}" if incomplete else ""
         which = "all" if good == count else f"of the first {good}, all"
         lines = f"{count:,} lines in {files} file{'s' * (files > 1)}; {which} have all {len(slots.names)} slots{some}"
-        some_bad = f"; {len(bad)} bad ones, the first {bad[0].removeprefix(f'{self.where}: ')}" if bad else ""
+        some_bad = f"; {bad} bad ones, the first {first_bad}" if bad else ""
         logger.info(f"{self.where}: {lines}; the target is {slots.target}{some_bad}")
 
     def _names(self, count: int) -> set[bytes]:

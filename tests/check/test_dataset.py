@@ -196,6 +196,10 @@ def test_files_that_need_the_extra_are_told_where_it_is_missing(
     found = [f"{fault.address}: {fault.message}" for fault in check(config, [override])]
     what = f"dataset.d.data_path: /data/part-*{end} needs the package 'pyarrow', which is not installed"
     assert found == ([f"{what}; pip install 'five-stage-pipeline[rec]'"] if end in (".zst", ".parquet") else [])
+    # A class of one's own may read them by another package.
+    own = "class Own:\n    def __init__(self, data_path, sparse_slots, dense_slots): pass\n    def __len__(self): return 1\n"
+    (tmp_path / "own.py").write_text(own + "    def __getitem__(self, index): return 1\n", encoding="utf-8")
+    assert check(config, [override, f"dataset.d.class_path={tmp_path}/own.py:Own"]) == []
 
 
 def test_a_dataset_has_one_size_of_a_batch(linear: Path) -> None:
