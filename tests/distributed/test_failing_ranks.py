@@ -319,7 +319,7 @@ SCRIPT = """
 
     for _ in range(2):
         context = GeneralTrainer(sys.argv[1], sys.argv[2:]).run()
-    print("done", context["rank"], flush=True)
+    print(f"done {context['rank']}\\n", end="")  # one write: with unbuffered output, words of several ranks mix
 """
 
 
