@@ -80,7 +80,7 @@ class GracefulShutdown:
     def say_at_once(self, words: str, clear: bool) -> None:
         """What is written to stderr where the process is ended at once; ``clear``: a bar of a terminal, which has hidden the cursor."""
         cleared = "\r\x1b[2K\x1b[?25h" if clear else ""
-        self._last_words = f"{cleared}ended at once; {words}\n".encode(errors="surrogateescape")
+        self._last_words = f"{cleared}ended at once{words and '; '}{words}\n".encode(errors="surrogateescape")
 
     def _leave(self, code: ExitCode) -> NoReturn:
         """End the process at once."""

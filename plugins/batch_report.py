@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from traceback import walk_tb
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pipeline import workspaces
+from pipeline.checkpoint.storage import short
 from pipeline.config.yaml_tree import DEFAULT
 from pipeline.context import Context
 from pipeline.data.batch import split
@@ -21,6 +24,9 @@ from pipeline.training.evaluation import evaluate
 from pipeline.training.train_pass import TrainPass
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import failing_plugin
+
+# Where Python and the packages are.
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 # So many tensors are described of a batch, and of a function.
 _MOST = 12
@@ -58,8 +64,8 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
         return []
     phase = f" of phase '{batch.phase}'" if batch.phase else ""
     tensors = _limited([*_parts_of(batch.value), *_predictions([frame for frame, _ in frames])])
-    lines = [f"in batch {batch.number} of a pass of {batch.kind}{phase}:", *tensors]
-    own = [(frame, line) for frame, line in frames if Path(frame.f_code.co_filename) in runner.config.sources]
+    lines = [f"batch {batch.number} of the {batch.kind}{phase}:", *tensors]
+    own = [(frame, line) for frame, line in frames if _is_of_user(frame)]
     if own and (
         local := _limited([part for name, value in own[-1][0].f_locals.items() for part in _parts(name, value)])
     ):
@@ -89,6 +95,13 @@ def _of_pass(training: TrainPass) -> Batch | None:
     if not training.in_batch:
         return None
     return Batch(training._batch, training.brain._batches_taken, "training", training.phase)
+
+
+def _is_of_user(frame: FrameType) -> bool:
+    """Whether a frame is in code that is neither ours nor installed."""
+    module = str(frame.f_globals.get("__name__", ""))
+    is_ours = module.partition(".")[0] in {"pipeline", "pipeline_plugins"}
+    return module.startswith(f"{workspaces.__name__}.") or not (is_ours or frame.f_code.co_filename.startswith(_INSTALLED))
 
 
 def _parts_of(batch: Any) -> Iterator[str]:
@@ -155,5 +168,6 @@ def _config_lines(runner: RunnerSession, batch: Batch) -> Iterator[str]:
     for what, address in addresses.items():
         node = config.tree.find(f"{address}.class_path") or config.tree.find(address)
         if node and node.origin is not DEFAULT and (value := node.plain()):
-            shown = class_path.describe(value) if callable(value) else value
-            yield f"{what}: {node.origin}: {address}{'' if isinstance(shown, dict) else f': {shown}'}"
+            text = class_path.describe(value) if callable(value) else value
+            shown = "" if isinstance(text, dict) else f": {short(Path(text))}"
+            yield f"{what}: {node.origin}: {address}{shown}"

@@ -63,7 +63,8 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         # First of all: the others are waiting for this process.
         run.failure = run.world.report_failure(error, exit_code(error), headline)
         is_first = run.failure.rank == run.world.rank
-        log_error(error, headline, "ERROR" if is_first or run.world.is_main else "INFO")
+        is_asked = run.failure.exit_code in _STATES
+        log_error(error, headline, "ERROR" if run.world.is_main or (is_first and not is_asked) else "INFO")
         # For whoever calls from Python; after the log, which has the headline as its first line.
         error.add_note(headline)
         context.enter("trainer")

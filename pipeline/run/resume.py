@@ -353,7 +353,7 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], ba
         backup.move(Path(runner, name))
     _set_aside(newer)
     if backup.folder:
-        logger.warning(f"going back to {checkpoint}: numbers and results of what came after it are replaced")
+        logger.warning(f"going back to {short(checkpoint)}: numbers and results of what came after it are replaced")
 
 
 def _reset_runner(directory: RunDirectory, runner: str, backup: Backup) -> None:

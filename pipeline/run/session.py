@@ -134,14 +134,13 @@ def _lead(
             if attempts:
                 attempts.set(RUN_DIR, str(directory.path))
             directory.add(trainers)
+            command = resume_command(config, directory.path, world, resume) if _is_kept(config) else ""
             config = config.in_run(directory.path)
             for runner in config.runners:
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
-            run = Run(config, directory, *classes, previous is not None, world=world)
-            if _is_kept(config):
-                run.resume_command = resume_command(config, directory.path, world, resume)
-                SHUTDOWN.say_at_once(f"to go on from its newest checkpoint:\n  {run.resume_command}", log.on_terminal())
+            run = Run(config, directory, *classes, previous is not None, world=world, resume_command=command)
+            SHUTDOWN.say_at_once(f"to go on from its newest checkpoint:\n  {command}" if command else "", log.on_terminal())
             yield run
             if run.sessions:
                 # Those that it has imported on its way, too.
