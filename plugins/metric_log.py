@@ -15,7 +15,6 @@ from loguru import logger
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
 from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, storing
-from pipeline.config.schema import START
 from pipeline.context import Context
 
 from .shared.tracking import numbers_of_validation
@@ -60,6 +59,10 @@ class MetricLog:
         self.timing: FileIO
         self.csv: FileIO | None = None
         self.epoch_began = 0.0
+        self.in_epoch = False
+        # The phases whose pass is over in this epoch; and of which iteration the newest validation has a line, with which names.
+        self.passed: set[str] = set()
+        self.logged: dict[str, tuple[int, set[str]]] = {}
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
@@ -111,7 +114,12 @@ class MetricLog:
     @hookimpl
     def before_epoch(self) -> None:
         """Look at the clock."""
-        self.epoch_began = time.perf_counter()
+        self.epoch_began, self.in_epoch = time.perf_counter(), True
+
+    @hookimpl
+    def after_pass(self, phase: str) -> None:
+        """Note that what is validated from now on is in the line of the epoch."""
+        self.passed |= {phase} if self.in_epoch else set()
 
     @hookimpl
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
@@ -126,17 +134,23 @@ class MetricLog:
             several = len(context.get("checkpoints") or ()) > 1
             which = f"iteration {context['train_state']['iteration']}  " if several else ""
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
-        elif _within_epochs(context) or not context["train_state"]["iteration"]:
-            numbers = _line(numbers_of_validation(context, phase, metrics))
-            logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {numbers}")
+        elif phase not in self.passed or len(context["phases"]) > 1:
+            # Else the line of the epoch, which comes at once, has the numbers.
+            numbers, iteration = numbers_of_validation(context, phase, metrics), context["train_state"]["iteration"]
+            logger.info(f"iteration {iteration}  {phase}  {_line(numbers)}")
+            self.logged[phase] = iteration, {*numbers}
 
     @hookimpl
     def after_epoch(self, context: Context) -> None:
         """Write and log the numbers of the epoch."""
         seconds = time.perf_counter() - self.epoch_began
+        self.in_epoch, self.passed = False, set()
         for phase, metrics in context["metrics"].items():
             self._write("epoch", context, phase, metrics)
-            logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {_line(metrics)}")
+            iteration, names = self.logged.get(phase, (-1, set()))
+            names = names if iteration == context["train_state"]["iteration"] else set()
+            line = _line({name: value for name, value in metrics.items() if name not in names})
+            logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {line}")
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 
     def _open(self, path: Path, context: Context) -> FileIO:
@@ -173,13 +187,6 @@ def _append(file: FileIO, text: str) -> None:
             rest = rest[file.write(rest) :]
     except OSError as error:
         raise refusal(str(file.name), error) from error
-
-
-def _within_epochs(context: Context) -> bool:
-    """Whether the runner validates between the start and the ends of epochs, whose line has the numbers."""
-    interval = context["runner"].valid_interval
-    intervals = interval if isinstance(interval, list) else [interval or "epoch"]
-    return any("epoch" not in str(one) and one != START for one in intervals)
 
 
 def _size(file: FileIO) -> int:

@@ -99,11 +99,36 @@ def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itse
 ) -> None:
     output = run_in_terminal(zygote, with_plugin(linear, TALKING))
     assert re.search(r"epoch 1 .*━.*6/6.*line loss \d", output)
-    lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|results|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)]
+    lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|saved|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)]
     talk = [[f"printed {number}", f"WARNING logged {number}"] for number in range(1, 13)]
     first, second = (list(chain.from_iterable(each)) for each in (talk[:6], talk[6:]))
-    ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner done;", "INFO    train_runner took"]
+    ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner took", "INFO    train_runner done;"]
     assert lines[lines.index("printed 1") :] == [*first, ends[0], *second, *ends[1:], ""]
+
+
+def test_a_line_wider_than_the_terminal_is_not_cut_and_one_without_an_end_comes_with_its_end(
+    zygote: Zygote, linear: Path
+) -> None:
+    printing = """
+        import sys
+        from pipeline import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def after_batch(self, context):
+                print("[bold]" + 50 * "wide " + "end", flush=True)
+                print("half", end="", flush=True)
+                sys.stderr.writelines(["no ", "line "])
+                print(" and the other")
+                if context["train_state"]["iteration"] == 12:
+                    print("the last has no end", end="")
+    """
+    lines = [line.rstrip() for line in screen(run_in_terminal(zygote, with_plugin(linear, printing)))]
+    assert [line for line in lines if "bold" in line] == 12 * ["[bold]" + 50 * "wide " + "end"]
+    assert [line for line in lines if "half" in line] == 12 * ["half and the other"]
+    assert len([line for line in lines if "the last has no end" in line]) == 1
+    # As without a bar, the line of an epoch, of six batches, follows on what was begun in that stream.
+    assert len([line for line in lines if line.startswith(6 * "no line ")]) == 2
 
 
 def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(zygote: Zygote, linear: Path) -> None:
