@@ -265,7 +265,8 @@ class RunDirectory:
 
     def is_empty(self) -> bool:
         """Whether the folder is there, and no run has begun in it."""
-        with suppress(OSError):
+        # One with a NUL in its name is none.
+        with suppress(OSError, ValueError):
             return {*os.listdir(self.path)} <= _LEFT
         return False
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .search import Search
 
 # What a sweep goes on with is in its folder, but for these.
-_ANEW = ("jobs", "as_json")
+_ANEW = ("resume", "jobs", "as_json", "retry")
 
 
 @click.command("sweep")
@@ -47,6 +47,7 @@ _ANEW = ("jobs", "as_json")
 @click.option("--prune", is_flag=True, help="End trials of a search that are worse than the median of those before.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="How many trials run at once.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with the sweep in this folder.")
+@click.option("--retry-failed", "retry", is_flag=True, help="With --resume: go on with trials that have failed, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def command(
     config: str | None,
@@ -54,6 +55,7 @@ def command(
     options: Sequence[str],
     jobs: int,
     resume: Path | None,
+    retry: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -64,10 +66,12 @@ def command(
     """
     if resume:
         _refuse_settings()
-        opened = SweepFolder.at(resume)
-    else:
-        opened = _new(config, words, options, settings)
-    with opened as folder:
+    elif retry:
+        raise click.UsageError("--retry-failed goes with --resume DIR")
+    with SweepFolder.at(resume) if resume else _new(config, words, options, settings) as folder:
+        for trial in folder.state.trials if retry else ():
+            if trial.state == "failed":
+                trial.state, trial.reason = "waiting", ""
         if resume:
             _check_again(folder.state)
         sys.exit(_run(folder, jobs, as_json=as_json))
@@ -79,7 +83,7 @@ def _refuse_settings() -> None:
     commandline = click.core.ParameterSource.COMMANDLINE
     given = [own for own in context.command.params if context.get_parameter_source(own.name or "") == commandline]
     for own in given:
-        if own.name not in (*_ANEW, "resume"):
+        if own.name not in _ANEW:
             raise click.UsageError(
                 f"--resume goes on with what the sweep was begun with; leave out {own.human_readable_name}"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
 from .folder import SweepFolder, Trial
+from .metrics import read_values
 from .values import Values
 
 _STATES = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
@@ -34,7 +35,7 @@ class Search:
     """
 
     def __init__(self, folder: SweepFolder, values: Sequence[Values], jobs: int) -> None:
-        self.state, self.values, self.jobs = folder.state, values, jobs
+        self.folder, self.state, self.values, self.jobs = folder, folder.state, values, jobs
         self.distributions = {own.address: _distribution(own) for own in values}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         file = folder.path / "optuna.journal"
@@ -79,19 +80,24 @@ class Search:
         )
         self.study.add_trial(trial)
 
-    def is_hopeless(self, number: int, values: Mapping[int, float]) -> bool:
-        """Whether a trial is to be pruned; ``values``: iteration -> the metric, in each validation so far."""
+    def is_hopeless(self, number: int) -> bool:
+        """Whether a trial is to be pruned, by its validations so far."""
+        self._report(number)
         trial = self.study.trials[number]
-        for step, value in enumerate(values.values()):
+        return bool(trial.intermediate_values) and self.study.pruner.prune(self.study, trial)
+
+    def _report(self, number: int) -> None:
+        trial = self.study.trials[number]
+        for step, value in enumerate(read_values(self.folder.run_dir(number), self.state.metric).values()):
             # Counted in validations: another batch size makes other iterations.
             if step not in trial.intermediate_values:
                 self.storage.set_trial_intermediate_value(trial._trial_id, step, value)
-        return bool(values) and self.study.pruner.prune(self.study, self.study.trials[number])
 
     def end(self, number: int, trial: Trial) -> None:
         """A trial has ended."""
-        value = trial.value if trial.state == "done" else None
-        self.study.tell(number, value, _STATES[trial.state], skip_if_finished=True)
+        if self.study.trials[number].state == TrialState.RUNNING:
+            self._report(number)
+            self.study.tell(number, trial.value if trial.state == "done" else None, _STATES[trial.state])
 
 
 def _distribution(values: Values) -> BaseDistribution:

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the processes, and at the numbers of those that may be pruned.
 _PAUSE, _LOOK = 0.1, 1.0
-# What a run leaves with that was asked to end, and may go on: its own codes, and those of a process that was just starting.
-_ENDED = {ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED, *(-number for number in SIGNALS)}
+# What a run leaves with that was asked to end, or was killed: it may go on. A signal ends one that is just starting.
+_STOPPED = {
+    ExitCode.STOPPED,
+    ExitCode.INTERRUPTED,
+    ExitCode.TERMINATED,
+    -signal.SIGKILL,
+    *(-number for number in SIGNALS),
+}
 
 
 class Process:
@@ -214,8 +220,8 @@ class Trials:
             self._end(process, code)
         elif self.search and self.state.prune and not process.pruned and time.monotonic() - process.looked > _LOOK:
             process.looked = time.monotonic()
-            values = read_values(self.folder.run_dir(process.number), self.state.metric)
-            if self.search.is_hopeless(process.number, values):
+            # One that another process runs is not ours to end.
+            if process.process and self.search.is_hopeless(process.number):
                 process.pruned = True
                 process.stop()
 
@@ -225,11 +231,10 @@ class Trials:
         name, own = self.folder.run_dir(number).name, self.state.own(number)
         words = " ".join(f"{title}={own[address]}" for address, title in self.titles.items())
         trial.exit_code = code
-        if code in _ENDED and not process.pruned:
-            # It may go on.
+        if code in _STOPPED and not process.pruned:
             self.say(f"{name}  {words}  was stopped ({_meaning(code)})")
             return
-        trial.state = "done" if code == 0 else "pruned" if code in _ENDED else "failed"
+        trial.state = "done" if code == 0 else "pruned" if code in _STOPPED else "failed"
         self._measure(number, trial)
         if trial.state == "failed":
             trial.reason = f"{_meaning(code)}: {self._reason(number)}"
@@ -247,8 +252,9 @@ class Trials:
 
     def _measure(self, number: int, trial: Trial) -> None:
         run_dir, state = self.folder.run_dir(number), self.state
-        values = read_values(run_dir, state.metric)
-        for iteration, value in values.items():
+        # It may have failed before.
+        trial.value = trial.iteration = None
+        for iteration, value in read_values(run_dir, state.metric).items():
             if trial.value is None or state.better(value, trial.value):
                 trial.value, trial.iteration = value, iteration
         if trial.value is None and trial.state == "done":
