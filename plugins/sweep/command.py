@@ -81,12 +81,10 @@ def _refuse_settings() -> None:
     """Refuse what ``--resume`` would ignore."""
     context = click.get_current_context()
     commandline = click.core.ParameterSource.COMMANDLINE
-    given = [own for own in context.command.params if context.get_parameter_source(own.name or "") == commandline]
-    for own in given:
-        if own.name not in _ANEW:
-            raise click.UsageError(
-                f"--resume goes on with what the sweep was begun with; leave out {own.human_readable_name}"
-            )
+    for own in context.command.params:
+        name = own.opts[-1] if isinstance(own, click.Option) else "the config and all words"
+        if own.name not in _ANEW and context.get_parameter_source(own.name or "") == commandline:
+            raise click.UsageError(f"--resume goes on with what the sweep was begun with; leave out {name}")
 
 
 @contextmanager
@@ -106,6 +104,8 @@ def _new(
     for name in ("count", "prune"):
         if bool(settings[name]) != bool(search) and (name == "count" or settings[name]):
             raise click.UsageError("--trials N goes with --search" if name == "count" else "--prune goes with --search")
+    if search:
+        _search_class(search)
     trials = [] if search else grid(values)
     checked = trials or _probes(values)
     _check_all(path, fixed, checked)
@@ -191,7 +191,7 @@ def _metric(config: Config, metric: str | None, mode: str | None) -> tuple[str, 
 def _run(folder: SweepFolder, jobs: int, *, as_json: bool) -> ExitCode:
     """Run what is left of a sweep, and print what came of it; the exit code."""
     state, again = folder.state, f"to go on: pipeline sweep --resume {shlex.quote(short(folder.path))}"
-    search = _search(folder, jobs) if state.search else None
+    search = _search_class(state.search)(folder, parse(state.values), jobs) if state.search else None
     kind = f"drawn by {state.search}" if state.search else "a grid"
     click.echo(f"sweep {short(folder.path)}: {state.count} trials, {kind}, by {state.metric} ({state.mode})", err=True)
     with progress(folder) as say:
@@ -212,10 +212,15 @@ def _run(folder: SweepFolder, jobs: int, *, as_json: bool) -> ExitCode:
     return ExitCode.DONE if is_done else ExitCode.FAILED
 
 
-def _search(folder: SweepFolder, jobs: int) -> Search:
+def _search_class(name: str) -> type[Search]:
+    """The class that draws trials.
+
+    Raises:
+        ConfigError: Optuna is missing, or broken.
+    """
     try:
         from .search import Search  # noqa: PLC0415 - imports Optuna, an extra
     except ImportError as error:
         remedy = "pip install 'five-stage-pipeline[sweep]'"
-        raise ConfigError(f"--search {folder.state.search}: Optuna cannot be imported ({error}); {remedy}") from error
-    return Search(folder, parse(folder.state.values), jobs)
+        raise ConfigError(f"--search {name}: Optuna cannot be imported ({error}); {remedy}") from error
+    return Search

@@ -107,8 +107,8 @@ def _split(text: str) -> Iterator[str]:
         if quote:
             is_escaped = quote == '"' and re.search(r"(?<!\\)(\\\\)*\\\Z", text[:place])
             quote = "" if character == quote and not is_escaped else quote
-        elif character in "'\"" and not re.search(r"[^\s,:\[{(]\Z", value):
-            # In the middle of a word it is an apostrophe.
+        elif character in "'\"" and not re.search(r"[^\s,:\[{(']\Z", value):
+            # In the middle of a word it is an apostrophe, and two of them in quotes are one.
             quote = character
         else:
             depth += (character in _OPENING) - (character in _CLOSING)

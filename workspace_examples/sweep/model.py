@@ -13,8 +13,8 @@ class Model(nn.Module):
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        sizes = [2, *[width] * depth]
-        hidden = [layer for size in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(*size), nn.ReLU())]
+        inputs = [2, *[width] * (depth - 1)]
+        hidden = [layer for size in inputs for layer in (nn.Linear(size, width), nn.ReLU())]
         self.layers = nn.Sequential(*hidden, nn.Linear(width, 2))
 
     def forward(self, points: Tensor) -> Tensor:
