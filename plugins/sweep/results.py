@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -95,20 +96,17 @@ def _table(folder: SweepFolder, ranking: list[int]) -> Table:
 
 
 def write_page(folder: SweepFolder) -> None:
-    """Write the page of ``pipeline report`` about the trials, if that is installed."""
-    runs = [path for path in map(folder.run_dir, folder.ranking()) if is_run_directory(path)]
-    if not runs:
+    """Write the page of ``pipeline report`` about the trials; where it cannot be, say why, and how to have it."""
+    runs = [short(path) for path in map(folder.run_dir, folder.ranking()) if is_run_directory(path)]
+    points = entry_points(group=GROUP, name="report")
+    if not runs or not points:
         return
-    page = folder.path / "report.html"
+    page = short(folder.path / "report.html")
     try:
-        for point in entry_points(group=GROUP, name="report"):
-            report: click.Command = point.load()
-            report.main([*map(str, runs), "-o", str(page)], prog_name="pipeline report", standalone_mode=False)
-            return
-        what = "there is no `pipeline report`"
-    except click.ClickException as error:
-        what = error.format_message()
+        report: click.Command = next(iter(points)).load()
+        # It prints the path, and stdout is for the results.
+        with redirect_stdout(sys.stderr):
+            report.main([*runs, "-o", page], prog_name="pipeline report", standalone_mode=False)
     except (PipelineError, ImportError) as error:
-        what = str(error)
-    remedy = f"pip install 'five-stage-pipeline[report]' && pipeline report {shlex.quote(short(folder.path))}/trial-*"
-    click.echo(f"no page was written: {what}; to have one: {remedy}", err=True)
+        command = shlex.join(["pipeline", "report", short(folder.path), "-o", page])
+        click.echo(f"no page was written: {error}; then: {command}", err=True)

@@ -230,6 +230,9 @@ class Trials:
         number, trial = process.number, self.state.trials[process.number]
         name, own = self.folder.run_dir(number).name, self.state.own(number)
         words = " ".join(f"{title}={own[address]}" for address, title in self.titles.items())
+        if code in _STOPPED and RunDirectory(self.folder.run_dir(number)).read_status().get("state") == "done":
+            # It was asked to end when it just had.
+            code = ExitCode.DONE
         trial.exit_code = code
         if code in _STOPPED and not process.pruned:
             self.say(f"{name}  {words}  was stopped ({_meaning(code)})")
