@@ -490,6 +490,7 @@ def test_a_trial_that_fails_is_told_with_its_reason_and_the_others_go_on(swept: 
     assert "13 brings bad luck" in (folder / "trial-001.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_best_command_line_runs_what_the_trial_has_run(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
     done, folder, cwd = swept
     monkeypatch.chdir(cwd)
@@ -510,6 +511,7 @@ def test_the_runs_of_a_sweep_are_listed_and_neither_latest_nor_auto_sees_them(sw
     assert all(run.overrides[0] == "runner.train.epochs=3" for run in found)
 
 
+@pytest.mark.slow
 def test_each_of_several_jobs_has_its_share_of_the_devices(swept: Swept) -> None:
     _, folder, _ = swept
     environments = [json.loads((folder / f"trial-00{number}/environment.json").read_bytes()) for number in range(4)]
@@ -517,6 +519,7 @@ def test_each_of_several_jobs_has_its_share_of_the_devices(swept: Swept) -> None
     assert set(used[:2]) == {"5", "7"} >= set(used[2:])
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_over_prints_its_table_again_from_anywhere(swept: Swept, tmp_path: Path) -> None:
     done, folder, cwd = swept
     before = (folder / "sweep.json").read_bytes()
