@@ -169,6 +169,20 @@ def test_a_trained_model_is_loaded_in_python(folder: Path) -> None:
     assert same(load_file(folder / "spirals.safetensors"), weights)
 
 
+@pytest.mark.slow
+def test_several_values_are_tried_and_ranked(folder: Path) -> None:
+    [line] = blocks("Try several values", "sh")[0].splitlines()
+    rows = [row.split() for row in command(f"{line} -o {FEW}").stdout.splitlines() if "trial-" in row]
+    assert {tuple(row[1:3]) for row in rows} == {(rate, size) for rate in ("0.1", "0.01") for size in ("16", "64")}
+    values = []
+    for row in rows:
+        text = (folder / row[-1] / "train_runner/metrics.jsonl").read_text(encoding="utf-8")
+        numbers = [number for number in map(json.loads, text.splitlines()) if number["event"] == "validate"]
+        values.append(min(number["loss"] for number in numbers))
+        assert row[3] == f"{values[-1]:.5g}"
+    assert values == sorted(values)
+
+
 def test_runs_are_found_again_and_compared(folder: Path) -> None:
     trained()
     run, runs, compare = blocks("Find a run", "sh")[0].splitlines()

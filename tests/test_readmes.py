@@ -50,6 +50,7 @@ FOLDERS = (
     "plugins",
     "workspace_examples",
     "workspace_examples/cluster",
+    "workspace_examples/sweep",
     "tests",
 )
 READMES = {folder: (REPOSITORY / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}

@@ -58,7 +58,7 @@ def find_previous(
     Args:
         output_dir: where run directories are.
         config: what is to be run.
-        resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
+        resume: ``never``, ``auto``, the path of a run directory, of a checkpoint in one, or of an empty folder.
         attempts: where the attempt before has left its run directory, under ``RUN_DIR``.
 
     Raises:
@@ -191,9 +191,8 @@ def _is_run_of(config: Config, run_dir: Path) -> bool:
     One that was interrupted before it wrote its first file may be anybody's.
     """
     command, name = read_command(run_dir), config.settings.name
-    with suppress(OSError):
-        if {*os.listdir(run_dir)} <= {"lock", "log.txt", ".command.txt.tmp"}:
-            return True
+    if RunDirectory(run_dir).is_empty():
+        return True
     same_file = config.path is not None and command.get("config") == str(config.path.resolve())
     same_name = name is not None and command.get("name") == name
     return (same_file or same_name) and not os.path.exists(run_dir / MADE_BY)

@@ -63,7 +63,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
         trainer: runs every runner whose ``trainer_class`` it is an instance of.
         trainer_base: what each ``trainer_class`` derives from.
         resume: ``never`` makes a new directory; ``auto`` resumes the newest run of this config, if there is one; a path
-            resumes the run in that directory, or from that checkpoint in one.
+            resumes the run in that directory, or from that checkpoint in one; in an empty folder a new one begins.
 
     Raises:
         ClassPathError, PluginError: a class cannot be loaded; no directory was made.
@@ -118,11 +118,14 @@ def _lead(
     with _output_dir(config) as output_dir:
         attempts = attempt_store()
         previous = find_previous(output_dir, config, resume, attempts)
+        place = previous and previous.directory
+        if place and place.is_empty():
+            previous = None
         if previous:
             config = with_original_links(config, previous)
             previous = train_on(previous, config)
         _check_initial_weights(config, previous)
-        directory = previous.directory if previous else RunDirectory.new(output_dir, config.name)
+        directory = place or RunDirectory.new(output_dir, config.name)
         directory.about = _about(config, directory) | ({"ranks": world.size} if processes else {})
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             provenance = Provenance.capture(config, directory, devices, processes)
