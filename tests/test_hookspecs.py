@@ -82,8 +82,8 @@ EPOCH = [
 ]  # fmt: skip
 SAVE = ["before_checkpoint_saved", "after_checkpoint_captured"]
 RUNNER = ["before_epoch", "before_phase", "before_pass", *EPOCH, "after_phase", "after_epoch", *SAVE]
-ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume"}
-"""Come in a run that fails or is resumed."""
+ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume", "on_visual"}
+"""Come in a run that fails or is resumed, or of an experiment that shows something."""
 SAVED = "after_checkpoint_saved"
 """Comes when the disk has it, while training goes on."""
 

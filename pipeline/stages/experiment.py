@@ -12,6 +12,7 @@ from itertools import islice
 from operator import length_hint
 from pathlib import Path
 from typing import Any, Self, cast
+from warnings import catch_warnings
 
 import torch
 from loguru import logger
@@ -462,6 +463,10 @@ class ExperimentBase(RunnerBase):
         self.iterator = self.train_loader
 
     def _call_new_epoch(self, new_epoch: Callable[[], None]) -> None:
+        if not self._in_epoch and self._batches.count and not self._batches.over():
+            # As a ``train`` of one's own begins: of a resumed run, the epoch that goes on had begun.
+            self._begin_epoch(again=self._interrupted)
+            return
         # From which a resumed run can begin the epoch again.
         self._begun = random_state()
         set_epoch(self.train_loader, self.epoch)
@@ -598,7 +603,9 @@ class ExperimentBase(RunnerBase):
         self._batches = Batches((), batches.epoch)
         restore_random_state(place["begun"])
         self.epoch -= 1
-        self.new_epoch()
+        # It has warned when it was called first, and a schedule that it steps may warn that no optimizer has.
+        with catch_warnings(action="ignore"):
+            self.new_epoch()
         self._batches.count, self._in_epoch = batches.count, False
         self._batches.open(place)
 

@@ -155,10 +155,10 @@ def shapes(base: Any) -> dict[str, Any]:
             self.model_core.do_gradient_ops()
             clip_grad_norm_(self.model.parameters(), 3)
             self.optimizer.step()
-            self.logger.info("step: %d, loss: %.6f err: %.6f", self.iteration, loss, eer)
-            self.visualizer.add_scalar("train/loss", float(loss), self.iteration)
+            self.logger.info("step: %d, loss: %.6f err: %.6f", self.iteration, loss.item(), eer)
+            self.visualizer.add_scalar("train/loss", loss.item(), self.iteration)
             self.visualizer.add_scalar("train/eer", eer, self.iteration)
-            self.visualizer.add_scalar("param/w", float(self.model_core.similarity_weight), self.iteration)
+            self.visualizer.add_scalar("param/w", self.model_core.similarity_weight.item(), self.iteration)
 
         def valid(self) -> None:
             pass
@@ -186,7 +186,7 @@ def shapes(base: Any) -> dict[str, Any]:
             clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             for name, value in losses.items():
-                self.visualizer.add_scalar(f"train_loss/{name}", float(value), self.iteration)
+                self.visualizer.add_scalar(f"train_loss/{name}", value.item(), self.iteration)
 
         def valid(self) -> None:
             # Parakeet calls it as the model was trained; ours is in evaluation mode unless it says otherwise.
@@ -195,7 +195,7 @@ def shapes(base: Any) -> dict[str, Any]:
             for number, batch in enumerate(self.valid_loader):
                 outputs = self.outputs_of(batch)
                 for name, value in tacotron_losses(outputs, batch[2]).items():
-                    losses[name].append(float(value))
+                    losses[name].append(value.item())
                 for name in ("alignments", "mel_outputs_postnet"):
                     self.visualizer.add_figure(f"valid_sentence_{number}_{name}", Figure(outputs[name]), self.iteration)
             for name, values in losses.items():
@@ -241,9 +241,9 @@ def shapes(base: Any) -> dict[str, Any]:
             loss = self.loss(batch)
             loss.backward()
             self.optimizer.step()
-            self.visualizer.add_scalar("train/loss", float(loss), self.iteration)
+            self.visualizer.add_scalar("train/loss", loss.item(), self.iteration)
 
         def valid(self) -> None:
-            self.visualizer.add_scalar("valid/loss", float(self.loss(next(iter(self.valid_loader)))), self.iteration)
+            self.visualizer.add_scalar("valid/loss", self.loss(next(iter(self.valid_loader))).item(), self.iteration)
 
     return {"ge2e": Ge2e, "tacotron2": Tacotron2, "tacotron2_aishell3": Tacotron2Aishell3, "waveflow": WaveFlow}
