@@ -25,8 +25,9 @@ class MLflow:
 
     ``loss`` is the mean of a print interval, ``epoch_loss`` that of a pass, ``valid_loss`` that of a validation; where a
     runner has several phases, ``phase.loss`` and so on. The step is the iteration. What MLflow does not take in a name
-    becomes ``_``. Figures and sounds of an Experiment are artifacts in ``visuals``. The resolved config is the parameters, and the tag ``run_dir`` the run directory. MLflow cannot change a
-    parameter: of a run that is resumed with another value, that is a tag of the same name.
+    becomes ``_``. Figures and sounds of an Experiment are artifacts in ``visuals``. The resolved config is the parameters,
+    and the tag ``run_dir`` the run directory. MLflow cannot change a parameter: of a run that is resumed with another value,
+    that is a tag of the same name.
 
     A resumed run goes on in the run that its directory had, known by the directory's name. What the store has of a number
     up to some iteration is not logged again, so each number is there once: also those that a killed run had logged after its
@@ -34,7 +35,7 @@ class MLflow:
 
     Args:
         tracking_uri: the store or server, as MLflow names it; by default that of the environment variable
-            MLFLOW_TRACKING_URI, else the file ``mlflow.db`` in the output directory:
+            MLFLOW_TRACKING_URI, else the file ``mlflow.db`` in the output directory, with artifacts in ``mlartifacts``:
             ``mlflow ui --backend-store-uri sqlite:///runs/mlflow.db`` shows it.
         experiment: its name; by default that of the config.
     """

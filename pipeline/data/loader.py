@@ -582,9 +582,7 @@ def batches_done(remaining: Any, done: int) -> int:
     return start["taken"] if start else done
 
 
-def remaining_batches(
-    loader: Any, done: int, position: Mapping[str, Any] | None = None, *, again: bool = False
-) -> Any:
+def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None, *, again: bool = False) -> Any:
     """The batches of a pass after the first ``done``; ``position_of`` gives the position in them.
 
     Args:

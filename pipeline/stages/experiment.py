@@ -50,12 +50,6 @@ from pipeline.training.triggers import Schedule
 from pipeline.user_code import plugins
 from pipeline.user_code.plugin_calls import hook_or_none
 
-# The attributes that setup() sets.
-SET_UP = (
-    "model", "optimizer", "train_loader", "valid_loader", "logger", "visualizer", "output_dir", "checkpoint_dir",
-    "checkpointer",
-)  # fmt: skip
-
 # Key of ``config.training`` -> what it says how often.
 INTERVALS = {"valid_interval": "validating", "save_interval": "saving"}
 
@@ -73,9 +67,7 @@ class Batches:
         count: how many were taken so far.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None) -> None:
         self.loader, self.epoch, self.count = loader, epoch, count
         map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         # Of an IterableDataset it is not certain.
@@ -95,28 +87,27 @@ class Batches:
 
     def open(self, place: Mapping[str, Any] | None = None) -> None:
         """Begin to read; ``place`` is the position in the data to continue from, if it is known."""
-        place = place or {}
-        self._place, self._stand_ins = place or None, self.count - place.get("taken", self.count)
-        if self.count and "begun" in place:
-            # What draws from the generators draws again what it drew, in the same order.
-            if not self.own:
-                self._begun = place["begun"]
-                restore_random_state(place["begun"])
+        self._place, self._stand_ins = place, self.count - (place or {}).get("taken", self.count)
+        # What draws from the generators draws again what it drew, in the same order.
+        if place and "begun" in place and not self.own:
+            self._begun = place["begun"]
+            restore_random_state(self._begun)
+        if self.count and (self._begun or not self.over()):
             self._iterator()
-            if place["ahead"]:
-                restore_random_state(place["ahead"])
-                self.over()
-        elif self.count and not self.over():
-            self._iterator()
+        if place and place.get("ahead"):
+            restore_random_state(place["ahead"])
+            self.over()
 
     def position(self) -> Mapping[str, Any] | None:
-        """The position in the data; None if the number of batches is enough."""
+        """The position in the data; None before the first batch.
+
+        Of a loader without a state it is how the random generators were before the first batch, and before one that was
+        read ahead.
+        """
         if self._reading is None or self._ahead:
             return self._place
-        if not self.own and (place := position_of(self._reading, self.count - self._stand_ins)):
-            return place
-        by_index = isinstance(self.loader, list | tuple)
-        return None if by_index else {"own": self.own, "begun": self._begun, "ahead": None}
+        place = None if self.own else position_of(self._reading, self.count - self._stand_ins)
+        return place or {"own": self.own, "begun": self._begun, "ahead": None}
 
     def over(self) -> bool:
         """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
@@ -125,9 +116,9 @@ class Batches:
         if not self._ahead:
             begins, batches = self._rest is None, self._iterator()
             # A loader's own state will be that after the batch that is read ahead.
-            self._place = place = self.position()
-            if place and "ahead" in place:
-                self._place = {**place, "ahead": random_state()}
+            self._place = self.position()
+            if self._place and "ahead" in self._place:
+                self._place = {**self._place, "ahead": random_state()}
             self._ahead = list(islice(batches, 1))
             if (world := current_world()).size > 1:
                 of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
@@ -214,7 +205,7 @@ class ExperimentBase(RunnerBase):
         self.alone = True
         self.iteration = self.epoch = 0
         # What setup() sets; None until then.
-        vars(self).update(dict.fromkeys(SET_UP))
+        vars(self).update(dict.fromkeys(ExperimentBase.__annotations__))
         self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
         self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
         self._training: dict[str, Any] = {}
@@ -226,8 +217,7 @@ class ExperimentBase(RunnerBase):
         self._begun: Mapping[str, Any] = {}
         # Also where the user's code calls it.
         vars(self)["new_epoch"] = partial(self._call_new_epoch, self.new_epoch)
-        # What several ranks have.
-        self._world, self._average, self._agreement = SINGLE, None, None
+        self._world = SINGLE
 
     @classmethod
     def from_context(cls, context: Context, **args: Any) -> Self:
@@ -266,8 +256,8 @@ class ExperimentBase(RunnerBase):
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
-        run = self.context.peek("checkpointer")
-        self.checkpointer = Checkpointer(self.checkpoint_dir) if self.alone else cast("Checkpointer", run)
+        made = Checkpointer(self.checkpoint_dir) if self.alone else self.context["checkpointer"]
+        self.checkpointer = cast("Checkpointer", made)
         self.setup_dataloader()
         self._count_iterations()
         self.setup_model()
@@ -570,7 +560,7 @@ class ExperimentBase(RunnerBase):
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
         where, own = str(checkpoint.path), state.experiment
         self.set_state_dict(checkpoint.train_state)
-        if replays := self._batches.count > 0 and (own.data or {}).get("own"):
+        if self._batches.count and own.data and own.data.get("own"):
             self._begin_again(own.data)
         restore.restore_weights(checkpoint, self.context["model"])
         for name, module in self._modules().items():
@@ -593,8 +583,7 @@ class ExperimentBase(RunnerBase):
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(own.lines)
         # The generators last: beginning to read draws a number, as it did before.
-        if not replays:
-            self._batches.open(own.data)
+        self._batches.open(own.data)
         restore.restore_generators(state, where)
 
     def _begin_again(self, place: Mapping[str, Any]) -> None:
@@ -614,7 +603,11 @@ class ExperimentBase(RunnerBase):
         batches = self._batches.count
         over = batches and self._batches.over()
         unfinished = not over and (batches or self._in_epoch)
-        return {"iteration": self.iteration, "epoch": self._batches.epoch - bool(unfinished), "batches": 0 if over else batches}
+        return {
+            "iteration": self.iteration,
+            "epoch": self._batches.epoch - bool(unfinished),
+            "batches": 0 if over else batches,
+        }
 
     def set_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Continue from these counters: ``read_batch`` returns the batch that comes next."""

@@ -261,20 +261,14 @@ class Settings(Mapping[str, Any]):
     Args:
         values: the mapping; what becomes of it later is seen here, and what is set here stands in it.
         address: what it is called in messages.
-        fixed: name -> where it is said; these cannot be set.
-        frozen: of the whole config; nothing can be set once it says why.
+        fixed: a mapping, name -> where it is said; these cannot be set.
+        frozen: a list for the whole config; nothing can be set once it says why.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, Any],
-        address: str,
-        fixed: Mapping[str, str] | None = None,
-        frozen: list[str] | None = None,
-    ) -> None:
+    def __init__(self, values: Mapping[str, Any], address: str, fixed: Any = None, frozen: Any = None) -> None:
         # Past __setattr__, which sets what is in the mapping.
-        own = {"_values": values, "_address": address, "_fixed": fixed or {}}
-        vars(self).update(own, _frozen=[] if frozen is None else frozen)
+        own: list[str] = [] if frozen is None else frozen
+        vars(self).update(_values=values, _address=address, _fixed=fixed or {}, _frozen=own)
 
     def __getitem__(self, name: str) -> Any:
         """The value; a mapping is such a view again."""
@@ -287,7 +281,12 @@ class Settings(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         """The same."""
-        if name.startswith("__") or name in {"_values", "_address", "_fixed", "_frozen"}:  # asked for by copy and pickle
+        if name.startswith("__") or name in {
+            "_values",
+            "_address",
+            "_fixed",
+            "_frozen",
+        }:  # asked for by copy and pickle
             raise AttributeError(name)
         return self[name]
 

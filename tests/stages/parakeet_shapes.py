@@ -28,8 +28,8 @@ class Figure:
     def __init__(self, values: Tensor) -> None:
         self.values = values
 
-    def savefig(self, file: Any, format: str) -> None:
-        file.write(f"{format} {self.values.sum().item():.6f}".encode())
+    def savefig(self, file: Any, **options: str) -> None:
+        file.write(f"{options['format']} {self.values.sum().item():.6f}".encode())
 
 
 class Speakers(Sampler[list[Any]]):
@@ -67,7 +67,10 @@ class SpeakerEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lstm, self.linear = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 5)
-        self.similarity_weight, self.similarity_bias = nn.Parameter(torch.tensor(10.0)), nn.Parameter(torch.tensor(-5.0))
+        self.similarity_weight, self.similarity_bias = (
+            nn.Parameter(torch.tensor(10.0)),
+            nn.Parameter(torch.tensor(-5.0)),
+        )
 
     def forward(self, specs: Tensor, speakers: int) -> tuple[Tensor, float]:
         embeds = nn.functional.normalize(self.linear(self.lstm(specs)[1][0][-1]).relu(), dim=-1)

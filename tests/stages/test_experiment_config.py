@@ -76,7 +76,9 @@ def test_what_is_set_is_seen_and_stands_in_the_mapping() -> None:
 
 def test_a_mapping_that_cannot_be_changed_says_so() -> None:
     config = Settings(MappingProxyType({}), "config")
-    with pytest.raises(ConfigError, match=r"config.lr = 1: this mappingproxy cannot be changed; change config.clone\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"config.lr = 1: this mappingproxy cannot be changed; change config.clone\(\)"
+    ):
         config.lr = 1
     clone = config.clone()
     clone.lr = 1
@@ -107,7 +109,11 @@ def test_what_is_frozen_cannot_be_set_at_any_depth_and_its_clone_can(config: Set
     training = config.training
     experiment_config.freeze(config)
     message = r"comes after config.yaml was written; set it before setup\(\), or change config.clone\(\)"
-    for settings, name in ((config, "config.lr"), (training, "config.training.lr"), (config.training, "config.training.lr")):
+    for settings, name in (
+        (config, "config.lr"),
+        (training, "config.training.lr"),
+        (config.training, "config.training.lr"),
+    ):
         with pytest.raises(ConfigError, match=rf"{name} = 2: {message}"):
             settings.lr = 2
     clone = config.clone()
@@ -223,7 +229,7 @@ def test_the_config_of_a_stage_freezes_whole() -> None:
             settings.lr = 2
     clone = config.clone()
     clone.training.max_iteration = 3
-    assert str(clone) == "training:\n  noise: 0.5\n  max_iteration: 3\nlr: 0.1"
+    assert str(clone) == "lr: 0.1\ntraining:\n  noise: 0.5\n  max_iteration: 3"
 
 
 def test_what_else_is_set_in_a_stage_is_seen() -> None:
@@ -350,8 +356,8 @@ def test_a_step_that_is_no_iteration_is_warned_of_once(numbers: PluginNumbers, l
 class Figure:
     """Writes what it is asked for."""
 
-    def savefig(self, file: Any, format: str) -> None:
-        file.write(format.encode())
+    def savefig(self, file: Any, **options: str) -> None:
+        file.write(options["format"].encode())
 
 
 def test_a_figure_is_written_by_its_own_savefig() -> None:
@@ -400,7 +406,9 @@ def test_what_is_no_sound_is_refused(sound: Any, what: str) -> None:
 
 
 def test_what_is_no_figure_is_refused() -> None:
-    message = "visualizer.add_figure: 'plot' is a list, which has no savefig; give it a figure, such as one of matplotlib's"
+    message = (
+        "visualizer.add_figure: 'plot' is a list, which has no savefig; give it a figure, such as one of matplotlib's"
+    )
     with pytest.raises(StageError, match=message):
         JsonLines(Path("metrics.jsonl")).add_figure("plot", [], 1)
 

@@ -122,7 +122,11 @@ def test_the_attributes_are_there_before_setup_and_none() -> None:
 def test_setup_sets_them_and_the_iterator_is_there_from_the_first_epoch_on() -> None:
     experiment = Line({"training": {}}, args())
     experiment.setup()
-    assert [name for name in PARAKEETS if getattr(experiment, name) is None] == ["optimizer", "valid_loader", "iterator"]
+    assert [name for name in PARAKEETS if getattr(experiment, name) is None] == [
+        "optimizer",
+        "valid_loader",
+        "iterator",
+    ]
     assert (experiment.checkpoint_dir, Path("out/checkpoints").is_dir()) == (Path("out/checkpoints"), True)
     experiment.new_epoch()
     assert [batch.shape for batch in experiment.iterator] == [(2, 3)]
@@ -165,7 +169,7 @@ def test_the_config_may_be_set_until_it_is_written_and_not_after(monkeypatch: py
 class Figure:
     """Writes one line."""
 
-    def savefig(self, file: Any, format: str) -> None:
+    def savefig(self, file: Any, **options: str) -> None:
         file.write(b"a figure")
 
 
