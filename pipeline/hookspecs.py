@@ -125,6 +125,15 @@ def on_observe(context: Context, name: str, value: Any) -> None:
 
 
 @hookspec
+def on_visual(context: Context, phase: str, tag: str, path: Path, step: int) -> None:
+    """An Experiment has written a figure to a PNG file, or a sound to a WAV file.
+
+    User code has called ``visualizer.add_figure(tag, figure, step)`` or ``add_audio``, in a step or in a validation. A
+    resumed run writes and tells again what came after its checkpoint.
+    """
+
+
+@hookspec
 def before_backward(context: Context, phase: str, losses: dict[str, Any]) -> None:
     """The losses of a batch are computed, and nothing else yet: a term that is added to one in ``losses`` is trained on.
 

@@ -82,8 +82,8 @@ EPOCH = [
 ]  # fmt: skip
 SAVE = ["before_checkpoint_saved", "after_checkpoint_captured"]
 RUNNER = ["before_epoch", "before_phase", "before_pass", *EPOCH, "after_phase", "after_epoch", *SAVE]
-ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume"}
-"""Come in a run that fails or is resumed."""
+ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume", "on_visual"}
+"""Come in a run that fails or is resumed, or of an experiment that shows something."""
 SAVED = "after_checkpoint_saved"
 """Comes when the disk has it, while training goes on."""
 
@@ -254,6 +254,7 @@ class Experiment(ExperimentBase):
         self.optimizer.step((self.model(x) - y).square().mean())
     def valid(self):
         self.visualizer.add_scalar("loss", 1.0, self.iteration)
+        self.visualizer.add_audio("tone", torch.zeros(2), self.iteration)
 """
 
 
@@ -279,7 +280,7 @@ def test_an_experiment_has_the_hooks_of_the_default_runner_in_an_order_of_its_ow
     context = recorded(f"{CLASS}={{workspace}}/own.py:Experiment")
     calls = names(context)
     runner = [name for name in calls[calls.index("before_stage runner") + 1 :] if name != SAVED]
-    validation = ["before_validation", "extend_metrics", "after_validation"]
+    validation = ["before_validation", "on_visual", "extend_metrics", "after_validation"]
     reports = ["extend_metrics", "on_print_interval"]
     assert runner[: runner.index("after_epoch") + 1] == [
         "before_epoch", "before_phase", "before_pass", *(BATCH * 3), *reports, *(BATCH * 3), *reports, *validation,
@@ -287,6 +288,9 @@ def test_an_experiment_has_the_hooks_of_the_default_runner_in_an_order_of_its_ow
     ]  # fmt: skip
     phases = {moment["phase"] for hook in BATCH for moment in moments(context, hook)}
     assert phases == {"experiment"}
+    folder = context["run_dir"] / "train_runner" / "visuals"
+    shown = [tuple(moment[name] for name in ("phase", "tag", "step", "path")) for moment in moments(context, "on_visual")]
+    assert shown == [("experiment", "tone", step, folder / f"tone-{step:012}.wav") for step in (6, 12)]
     assert [moment["iteration"] for moment in moments(context, "after_batch")] == list(range(1, 13))
 
 
@@ -388,7 +392,7 @@ def test_each_hook_is_called_in_a_run_that_a_signal_stops_and_the_one_that_goes_
     with pytest.raises(StoppedError):
         GeneralTrainer(linear, keys).run()
     GeneralTrainer(linear, keys, resume="auto").run()
-    assert set(Path("hooks.txt").read_text(encoding="utf-8").split()) == HOOKS.keys()
+    assert set(Path("hooks.txt").read_text(encoding="utf-8").split()) == HOOKS.keys() - {"on_visual"}
 
 
 SIGNALED = """

@@ -12,6 +12,7 @@ import runpy
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipeline_plugins.new.command import KINDS
 from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
+from pipeline import Brain, Context, ExperimentBase, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
 from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
@@ -253,6 +254,45 @@ def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults()
             default = "required" if parameter.default is parameter.empty else f"`{json.dumps(parameter.default)}`"
             rows[f"`{name}`"] = "the runner's" if name in {"accum_grad", "grad_clip", "grad_clip_value"} else default
     assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
+
+
+PARAKEET = (
+    "args", "checkpoint_dir", "close", "config", "dump_config", "epoch", "init_parallel", "iteration", "iterator", "logger", "model",
+    "new_epoch", "optimizer", "output_dir", "parallel", "read_batch", "resume_or_load", "run", "save", "setup", "setup_checkpointer",
+    "setup_dataloader", "setup_logger", "setup_model", "setup_output_dir", "setup_visualizer", "train", "train_batch",
+    "train_loader", "valid", "valid_loader", "visualizer",
+)  # fmt: skip
+"""What its ExperimentBase of 2021-11 has: ``dir`` of an instance, without the names that begin with an underscore."""
+
+
+def test_the_names_of_parakeet_are_all_listed_and_are_there(tmp_path: Path) -> None:
+    class Experiment(ExperimentBase):
+        def setup_dataloader(self) -> None:
+            self.train_loader = [torch.zeros(1)]
+
+        def setup_model(self) -> None:
+            self.model = torch.nn.Linear(1, 1)
+
+        def train_batch(self) -> None:
+            self.read_batch()
+
+        def valid(self) -> None:
+            pass
+
+    args = {"device": "cpu", "nprocs": 1, "output": str(tmp_path), "checkpoint_path": None}
+    experiment = Experiment({"training": dict.fromkeys(("valid_interval", "save_interval", "max_iteration"), 1)}, args)
+    experiment.setup()
+    experiment.close()
+    names = [
+        name for row in cells("pipeline/training", "| Parakeet | here |") for name in re.findall(r"`([^`]+)`", row[0])
+    ]
+    assert sorted(name.removesuffix("()") for name in names if "." not in name) == sorted(PARAKEET)
+    for name in names:
+        path, _, parameters = name.removesuffix(")").partition("(")
+        found = attrgetter(path)(experiment)
+        assert inspect.ismethod(getattr(found, "func", found)) == ("(" in name), name
+        if parameters:
+            assert list(inspect.signature(found).parameters) == parameters.split(", ")
 
 
 def test_the_run_options_are_all_listed() -> None:
