@@ -26,7 +26,7 @@ from pipeline.distributed import device
 from pipeline.distributed.main_process import main_process_only
 from pipeline.errors import ConfigError
 from pipeline.run import log
-from pipeline.training.run_options import NAMES, NOT_TAKEN, kind_of, refuse_unknown, values_of
+from pipeline.training.run_options import NAMES, NOT_TAKEN, RunOptions, kind_of, refuse_unknown, values_of
 
 _MAPPING = "tag:yaml.org,2002:map"
 
@@ -161,7 +161,7 @@ _USAGE = (
 )
 
 
-def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[str, Any], str]:
+def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, RunOptions, str]:
     """Split a command line: ``hyperparams.yaml --device cuda:1 --seed 10``.
 
     A run option is written ``--name value`` or ``--name=value``; one that is true or false ``--debug``, ``--debug=true``
@@ -172,11 +172,11 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
         arg_list: the words of the command line; None takes ``sys.argv[1:]``.
 
     Returns:
-        The file of hyperparameters, as it was written; the run options that were given, and no others (SpeechBrain
-        returns them all, so its command line could not leave any to the hyperparameters); and the other names as lines
-        of YAML, ``seed: 10``, in their order. Such a value is what YAML makes of a number, truth value, null, or a
-        list or mapping in brackets; what has a tag or quotes stays as it is; everything else is a string, and quoted
-        where YAML would take it for something else.
+        The file of hyperparameters, as it was written; the run options, a mapping that knows which were given (these go
+        over the hyperparameters), and whose ``device`` is the one to compute on; and the other names as lines of YAML,
+        ``seed: 10``, in their order. Such a value is what YAML makes of a number, truth value, null, or a list or mapping
+        in brackets; what has a tag or quotes stays as it is; everything else is a string, and quoted where YAML would
+        take it for something else.
 
     Raises:
         ConfigError: there is no file, or two; a name comes twice, a value is missing, or is not what the option takes.
@@ -202,7 +202,8 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
     if len(files) != 1:
         what = f"names {len(files)} files ({', '.join(files)})" if files else "names no file of hyperparameters"
         raise ConfigError(f"{_WHERE}: {what}; {_USAGE}")
-    return files[0], run_opts, "\n".join(f"{yaml_tree.one_line(name)}: {value}" for name, value in overrides.items())
+    options = RunOptions.from_dictionary(run_opts)
+    return files[0], options, "\n".join(f"{yaml_tree.one_line(name)}: {value}" for name, value in overrides.items())
 
 
 def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
