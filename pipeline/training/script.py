@@ -27,6 +27,7 @@ from pipeline.distributed.main_process import main_process_only
 from pipeline.errors import ConfigError
 from pipeline.run import log
 from pipeline.training.run_options import NAMES, NOT_TAKEN, RunOptions, kind_of, refuse_unknown, values_of
+from pipeline.user_code.tracebacks import with_traceback
 
 _MAPPING = "tag:yaml.org,2002:map"
 
@@ -44,8 +45,9 @@ def create_experiment_directory(
 
     ``hyperparams.yaml`` has the hyperparameters with the overrides, the script that calls this is copied, ``env.log``
     names python and the packages, and ``log.txt`` gets every log line, until the next experiment directory or the end of
-    the process. A file that is there with another content is kept as ``<name>.<UTC time>``. Unlike SpeechBrain's this
-    leaves ``sys.excepthook`` alone. Of several processes rank 0 does it, and the others wait.
+    the process, and the traceback of what ends that. A file that is there with another content is kept as
+    ``<name>.<UTC time>``. Unlike SpeechBrain's this leaves ``sys.excepthook`` alone. Of several processes rank 0 does it,
+    and the others wait.
 
     Args:
         experiment_directory: the folder.
@@ -83,8 +85,17 @@ def _fill(folder: Path, script: Any, hyperparams_to_save: Any, overrides: Any, s
             with storage.storing(folder / name, "choose another folder"):
                 _put(folder / name, content)
         end_log()
+        _log.callback(_keep_traceback, folder / "log.txt", getattr(sys, "last_value", None))
         _log.enter_context(log.to_file(folder / "log.txt", rank=0, otherwise="choose another folder"))
     logger.info(f"experiment directory {folder}, made by {shlex.join(getattr(sys, 'argv', ()))}")
+
+
+def _keep_traceback(path: Path, before: BaseException | None) -> None:
+    """Add to a log the traceback of the error that has ended the process, which python has kept; ``before``: another's."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and error is not before:
+        with suppress(OSError), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(with_traceback("the process was ended by this error:", error) + "\n")
 
 
 @atexit.register
