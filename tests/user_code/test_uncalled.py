@@ -80,8 +80,9 @@ MAKING = f"{BRAIN}    def init_optimizers(self): self.optimizer = torch.optim.SG
 def test_optimizers_of_the_brain_beside_one_of_the_config_are_a_fault_where_that_stands(linear: Path) -> None:
     expected = "Model.init_optimizers makes those of phase 'line'; remove one or the other"
     assert messages(linear, MAKING) == [f"hyper_parameters.optimizer: {expected}"]
+    text = linear.read_text(encoding="utf-8")
     linear.write_text(
-        linear.read_text(encoding="utf-8").replace("optimizer: {class: SGD, lr: 0.1}", ""), encoding="utf-8"
+        text.replace("hyper_parameters:\n  optimizer: {class: SGD, learning_rate: 0.1}\n", ""), encoding="utf-8"
     )
     assert messages(linear, MAKING) == []
     scheduler = "{class: constant, args: {optim_type: SGD, optim_conf: {lr: 0.1}}}"
