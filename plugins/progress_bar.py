@@ -180,6 +180,7 @@ class ProgressBar:
 
     def __init__(self, live: bool | None = None) -> None:
         self.live = (on_terminal() or _in_notebook()) if live is None else live
+        self.hidden = False
         self.bar: Bar | None = None
         # What the bar shows of the training, and of a validation.
         self.training: TaskID | None = None
@@ -195,7 +196,9 @@ class ProgressBar:
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
-        """Have the bar taken down at the end, however the run ends."""
+        """Have the bar taken down at the end, however the run ends; with the runner's ``noprogressbar`` there is nothing."""
+        self.hidden = context["runner"].noprogressbar
+        self.live = self.live and not self.hidden
         context["resources"].callback(self.stop)
 
     @hookimpl
@@ -241,7 +244,7 @@ class ProgressBar:
         """Show the numbers, or log them."""
         if self.bar and self.training is not None:
             self.bar.update(self.training, description=f"{phase} {_short(metrics)}")
-        elif not self.live:
+        elif not (self.live or self.hidden):
             done = context["train_state"]["iteration"] - self.epoch_started_at
             numbers = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
             logger.info(f"{self.title}  batch {done}/{self.total or '?'}  {phase} {numbers}")

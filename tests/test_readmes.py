@@ -295,6 +295,39 @@ def test_the_names_of_parakeet_are_all_listed_and_are_there(tmp_path: Path) -> N
             assert list(inspect.signature(found).parameters) == parameters.split(", ")
 
 
+SPEECHBRAIN = (
+    "avg_train_loss", "check_gradients", "check_loss_isfinite", "checkpointer", "compute_forward", "compute_objectives", "device",
+    "device_type", "evaluate", "evaluate_batch", "evaluation_ctx", "fit", "fit_batch", "freeze_optimizers", "hparams",
+    "init_optimizers", "make_dataloader", "modules", "no_sync", "nonfinite_count", "on_evaluate_start", "on_fit_batch_end",
+    "on_fit_batch_start", "on_fit_start", "on_stage_end", "on_stage_start", "opt_class", "optimizer", "optimizer_step",
+    "optimizers_dict", "optimizers_step", "print_trainable_parameters", "raw_modules", "scaler", "step", "train_sampler",
+    "training_ctx", "update_average", "zero_grad",
+)  # fmt: skip
+"""What its Brain of 1.1.0 has after a fit, beside the other run options and what is of its profiler; no underscores."""
+
+
+def test_the_names_of_speechbrain_are_all_listed_and_are_there() -> None:
+    class Small(Brain):
+        def compute_forward(self, batch: Any, stage: Any) -> Any:
+            return self.modules["net"](batch)
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+            return predictions.mean()
+
+    brain = Small({"net": torch.nn.Linear(1, 1)}, lambda parameters: torch.optim.SGD(parameters, 0.1))
+    brain.fit(range(1), [torch.ones(2, 1)], progressbar=False)
+    names = [
+        name
+        for row in cells("pipeline/training", "| SpeechBrain | here |")
+        for name in re.findall(r"`([^`]+)`", row[0])
+    ]
+    assert sorted(name.removesuffix("()") for name in names) == sorted(SPEECHBRAIN)
+    for name in names:
+        found = getattr(brain, name.removesuffix("()"))
+        kept = name in {"opt_class", "modules", "raw_modules"}
+        assert kept or callable(found) == ("(" in name), name
+
+
 def test_the_run_options_are_all_listed() -> None:
     sentence = TRAINING[TRAINING.index("takes these run options") :].partition("\n\n")[0].partition(":")[2]
     options = [name for name in RunOptions.model_fields if name not in DEPRECATED]

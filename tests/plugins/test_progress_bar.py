@@ -370,3 +370,15 @@ def test_a_notebook_that_has_ipywidgets_shows_the_bar(monkeypatch: pytest.Monkey
     (tmp_path / "ipywidgets.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert ProgressBar().live
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_runner_without_a_progress_bar_shows_neither_bar_nor_lines(
+    linear: Path, log_lines: list[str], live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    overrides = ["runner.train_runner.noprogressbar=true", f"plugins=[{{progress_bar: {{live: {str(live).lower()}}}}}]"]
+    GeneralTrainer(linear, overrides).run()
+    assert [line for line in log_lines if "  batch " in line] == []
+    assert "━" not in terminal.getvalue()
