@@ -101,7 +101,9 @@ def _is_of_user(frame: FrameType) -> bool:
     """Whether a frame is in code that is neither ours nor installed."""
     module = str(frame.f_globals.get("__name__", ""))
     is_ours = module.partition(".")[0] in {"pipeline", "pipeline_plugins"}
-    return module.startswith(f"{workspaces.__name__}.") or not (is_ours or frame.f_code.co_filename.startswith(_INSTALLED))
+    return module.startswith(f"{workspaces.__name__}.") or not (
+        is_ours or frame.f_code.co_filename.startswith(_INSTALLED)
+    )
 
 
 def _parts_of(batch: Any) -> Iterator[str]:
