@@ -108,6 +108,7 @@ class GeneralTrainer:
             if context.peek("is_exit"):
                 break
         run.finish()
+        run.say_over()
         return context
 
     def run_runner(self, name: str, run: Run) -> Context:

@@ -43,6 +43,7 @@ def reporting(run: Run) -> Iterator[None]:
             headline = f"between two runners: {error or type(error).__name__}"
             log_error(error, headline)
             _best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
+            run.say_over()
         raise
 
 
@@ -76,6 +77,7 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         _best_effort("context.json", run.write_accesses, level=level)
         reason = headline if is_first else str(run.failure)
         _best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
+        run.say_over()
 
 
 def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:
