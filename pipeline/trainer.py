@@ -109,6 +109,7 @@ class GeneralTrainer:
             if context.peek("is_exit"):
                 break
         run.finish()
+        run.call_after_run()
         return context
 
     def run_runner(self, name: str, run: Run) -> Context:

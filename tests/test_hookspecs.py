@@ -115,7 +115,7 @@ def test_the_hooks_of_a_whole_run_come_in_this_order(recorded: Recorded) -> None
         "before_stage startup", "after_stage startup",
         "before_stage runner", *RUNNER, *RUNNER, *SAVE, "after_stage runner",
         "before_stage terminal", "after_stage terminal",
-        "after_pipeline",
+        "after_pipeline", "after_run",
     ]  # fmt: skip
 
 
@@ -615,3 +615,50 @@ def test_after_a_failure_the_error_is_told_then_terminal_aborts_then_all_is_clos
 def test_a_plugin_that_fails_after_terminal_neither_aborts_nor_ends_the_pipeline_twice(linear: Path) -> None:
     notes = witnessed(linear, '["{workspace}/witness.py", "{workspace}/witness.py:Late"]')
     assert notes[-4:] == ["terminal", "after_stage terminal", "after_pipeline: None", "resources closed"]
+
+
+OVER = """
+    import json
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def after_run(self, context):
+            status = json.loads((context["run_dir"] / "status.json").read_text())
+            done = (context["run_dir"] / context["runner_name"] / "done.json").is_file()
+            with open("notes.txt", "a") as file:
+                file.write(f"{context['runner_name']} {status['state']} {done} {context.get('error')}\\n")
+
+    class Failing:
+        @hookimpl
+        def after_run(self):
+            raise ZeroDivisionError("too late")
+"""
+TWO = "runner=[{name: one, class: train, device: cpu, epochs: 1}, {name: two, class: train, device: cpu, epochs: 1}]"
+
+
+def test_when_the_run_is_over_the_plugins_of_its_last_runner_are_told(linear: Path) -> None:
+    (linear.parent / "over.py").write_text(textwrap.dedent(OVER), encoding="utf-8")
+    GeneralTrainer(linear, [TWO, 'plugins=["{workspace}/over.py"]']).run()
+    assert Path("notes.txt").read_text(encoding="utf-8") == "two done True None\n"
+
+
+def test_when_a_run_has_failed_its_status_says_so_by_then(linear: Path) -> None:
+    (linear.parent / "over.py").write_text(textwrap.dedent(OVER), encoding="utf-8")
+    (linear.parent / "witness.py").write_text(textwrap.dedent(WITNESS), encoding="utf-8")
+    words = ['runner.one.startup_class_path="{workspace}/witness.py"', 'plugins=["{workspace}/over.py"]']
+    with pytest.raises(ZeroDivisionError):
+        GeneralTrainer(linear, [TWO, *words]).run()
+    assert Path("notes.txt").read_text(encoding="utf-8") == "one failed False no weights\n"
+
+
+def test_an_error_when_the_run_is_over_is_logged_with_its_plugin_and_changes_nothing(
+    linear: Path, log_lines: list[str]
+) -> None:
+    (linear.parent / "over.py").write_text(textwrap.dedent(OVER), encoding="utf-8")
+    plugins = 'plugins=["{workspace}/over.py", {name: late, class_path: "{workspace}/over.py:Failing"}]'
+    context = GeneralTrainer(linear, [plugins]).run()
+    assert json.loads((context["run_dir"] / "status.json").read_text())["state"] == "done"
+    [error] = [line for line in log_lines if line.startswith("ERROR")]
+    assert "plugin 'late', hook after_run (over.py:" in error
+    assert "failed: ZeroDivisionError: too late" in error

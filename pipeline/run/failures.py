@@ -48,6 +48,7 @@ def reporting(run: Run) -> Iterator[None]:
             log_error(error, headline)
             _best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
             _best_effort("the last lines", run.report_end, None, error)
+            run.call_after_run()
         raise
 
 
@@ -84,6 +85,7 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         reason = headline if is_first else str(run.failure)
         _best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
         _best_effort("the last lines", run.report_end, runner, error)
+        run.call_after_run()
 
 
 def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:

@@ -49,9 +49,9 @@ from pipeline.run.resume import (
 )
 from pipeline.signals import SHUTDOWN
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
+from pipeline.user_code.plugin_calls import failing_plugin, hook_or_none, register_plugins, running_hook
 from pipeline.user_code.plugins import load_plugins, offered, plugin_manager
-from pipeline.user_code.tracebacks import user_traceback
+from pipeline.user_code.tracebacks import user_traceback, with_traceback
 
 
 @contextmanager
@@ -338,6 +338,15 @@ class Run:
             return
         why, code = self.directory.stop_reasons(self.trainers), ExitCode.DONE
         self.directory.write_status("done", exit_code=code, reason=why, resumable=False, train_state=furthest)
+
+    def call_after_run(self) -> None:
+        """Call the last hook, of the plugins of the runner that ran last; an error in it is logged, for the run is over."""
+        for last in list(self.sessions.values())[-1:]:
+            try:
+                last.hooks.after_run(context=last.context)
+            except Exception as error:  # whatever a plugin raises
+                what = failing_plugin(last.manager, error) or "after_run"
+                logger.error(with_traceback(f"{what} failed: {type(error).__name__}: {error}", error))
 
 
 def env_was_read(context: Context) -> bool:

@@ -10,7 +10,6 @@ from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, TabPanel, Tabs
 from bokeh.models.annotations import Legend, LegendItem
-from bokeh.models.renderers import DataRenderer
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
@@ -22,6 +21,8 @@ MOST, _COLUMNS = 2000, 500
 _MARKED = 40
 # So many curves are told of at once where the mouse is, and so many names fit into a legend.
 _AT_ONCE, _NAMED = 6, 12
+# Characters of a name there.
+_LONGEST = 36
 # Can be told from each other, and from a white and from a black page.
 COLORS = ("#2f7fd6", "#e8743b", "#1a9c6c", "#9a6ae0", "#d64550", "#0f9fb5", "#b08400", "#d857a8", "#6b8e23", "#7d8794")
 # What Bokeh has no variable for takes its colors from the page like this.
@@ -56,6 +57,11 @@ class Line:
 def color(index: int) -> str:
     """A color; of many some are alike."""
     return COLORS[index % len(COLORS)]
+
+
+def shorten(label: str) -> str:
+    """A label that fits into a legend on a narrow page."""
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
 
 def thin(x: Sequence[int], y: Sequence[float | None]) -> list[int]:
@@ -132,8 +138,8 @@ def _figure(
         x_axis_label="iteration",
         **options,
     )
-    shown: list[DataRenderer] = []
-    by_label: dict[str, list[DataRenderer]] = {}
+    shown: list[Any] = []
+    by_label: dict[str, list[Any]] = {}
     for line, (points, marks) in zip(lines, sources, strict=True):
         drawn = plot.line("x", "y", source=points, name=line.name, color=line.color, line_dash=line.dash, line_width=2)
         marked = plot.scatter("x", "y", source=marks, color=line.color, size=6)
@@ -150,7 +156,7 @@ def _figure(
         )
     )
     if 1 < len(by_label) <= _NAMED:
-        items = [LegendItem(label=label, renderers=own) for label, own in by_label.items()]
+        items = [LegendItem(label=shorten(label), renderers=own) for label, own in by_label.items()]
         legend = Legend(items=items, click_policy="hide", orientation="horizontal", ncols="auto", location="left")
         legend.update(margin=0, padding=2, spacing=14, stylesheets=[_LEGEND])
         plot.add_layout(legend, "below")

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from .. import size_in_words
 from ..shared.run_comparison import Comparison
 from .charts import MOST, Line, chart, color, library
-from .run_data import EPOCH, EVALUATION, RATE, TRAINING, VALIDATION, Curve, RunData, Runner
+from .run_data import EPOCH, EVALUATION, TRAINING, VALIDATION, Curve, RunData, Runner
 
 # So many charts, and so many metrics of a table; who has more has given each of many things a name of its own.
 _CHARTS, _METRICS = 60, 12
@@ -79,7 +79,9 @@ class _Page:
 
     Attributes:
         runs: the runs.
-        sections: the charts of ``metrics.jsonl``, and those of the time that steps take.
+        sections, speed: the charts of ``metrics.jsonl``, and those of ``timing.jsonl``.
+        metrics: the newest numbers that a table of runs has.
+        gaps: how many numbers are not finite.
         items: the charts as JSON.
         left_out: how many charts would be too many.
         thinned: how many curves are thinned.
@@ -97,25 +99,23 @@ class _Page:
         ]
         self.items: list[Any] = []
         self.left_out = self.thinned = 0
-        own = [*self._sections("curves", lambda metric: metric != RATE)]
-        rates = [*self._sections("curves", lambda metric: metric == RATE, "learning rate")]
-        self.sections = own + rates
-        self.speed = [*self._sections("speed", lambda _: True)]
-        self.steps = [*self._sections("steps", lambda _: True)] if len(runs) == 1 else []
+        self.sections = [*self._sections("curves")]
+        # Of several runs, the steps are in a table of each.
+        self.speed = [*self._sections(*(("steps", "speed") if len(runs) == 1 else ("speed",)))]
         metrics = dict.fromkeys(name for data in runs for name in data.record.metrics)
         self.metrics = [*metrics][:_METRICS]
         self.gaps = sum(runner.gaps for data in runs for runner in data.runners)
 
-    def _sections(self, kind: str, wanted: Any, title: str = "") -> Iterator[_Charts]:
-        """The sections of a kind of curves: one for each runner that has some."""
+    def _sections(self, *kinds: str) -> Iterator[_Charts]:
+        """The charts of some kinds of curves: a section for each runner that has some."""
         runners = dict.fromkeys(runner.name for run in self.runs for runner in run.data.runners)
         for name in runners:
-            section = _Charts(" · ".join(filter(None, (name if len(runners) > 1 else "", title))))
             found: dict[tuple[str, str], list[tuple[_Run, Curve]]] = {}
             for run in self.runs:
-                for curve in (curve for own in run.data.runners if own.name == name for curve in getattr(own, kind)):
-                    if wanted(curve.metric):
-                        found.setdefault((curve.phase, curve.metric), []).append((run, curve))
+                own = (runner for runner in run.data.runners if runner.name == name)
+                for curve in (curve for runner in own for kind in kinds for curve in getattr(runner, kind)):
+                    found.setdefault((curve.phase, curve.metric), []).append((run, curve))
+            section = _Charts(name if len(runners) > 1 else "")
             phases = {phase for phase, _ in found if phase}
             for (phase, metric), curves in found.items():
                 self._add(section, f"{phase}: {metric}" if phase and len(phases) > 1 else metric, curves)
@@ -140,7 +140,7 @@ class _Page:
                 for run, curve in curves
             ]
         else:
-            colors = [color(_rank(curve.name, index)) for index, (_, curve) in enumerate(curves)]
+            colors = [color(_rank(curve.name, len(_KINDS) + index)) for index, (_, curve) in enumerate(curves)]
             lines = [Line(curve, curve.name, curve.name, own) for own, (_, curve) in zip(colors, curves, strict=True)]
         self.thinned += sum(len(curve.x) > MOST for _, curve in curves)
         target = f"chart-{len(self.items)}"
@@ -149,6 +149,7 @@ class _Page:
 
 
 def _rank(name: str, otherwise: int = len(_KINDS)) -> int:
+    """The place of a kind of curves; of another, the one given."""
     return _KINDS.index(name) if name in _KINDS else otherwise
 
 

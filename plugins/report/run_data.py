@@ -40,7 +40,7 @@ TRAINING, EPOCH, VALIDATION, EVALUATION = "training", "mean of the epoch", "vali
 _EVENTS = {"train": TRAINING, "epoch": EPOCH, "validate": VALIDATION, "evaluate": EVALUATION}
 _ABOUT = ("event", "epoch", "iteration", "phase")
 # Those of which each optimizer has one, as ``learning_rate.generator``.
-RATE, _OF_OPTIMIZERS = "learning_rate", ("learning_rate", "gradient_norm")
+_OF_OPTIMIZERS = ("learning_rate", "gradient_norm")
 # A larger number is no iteration, and JavaScript has none that is exact.
 _MOST_ITERATIONS = 2**53
 # The parts of a step that the plugin ``report`` measures.
@@ -74,6 +74,7 @@ class Stage:
         custom: whether that is not the default one.
         seconds: how long it took, in each part of a run that was resumed; empty where nothing says it.
         memory, gpu_memory: the most bytes that the process had used when it ended.
+        completed: whether it has come to its end, as far as is known.
         gives: the context keys that it has written and a later stage has read.
     """
 
@@ -83,6 +84,7 @@ class Stage:
     seconds: list[float] = field(default_factory=list)
     memory: int | None = None
     gpu_memory: int | None = None
+    completed: bool = True
     gives: list[str] = field(default_factory=list)
 
 
@@ -318,7 +320,7 @@ def _place(event: str, name: str) -> tuple[str, str]:
     dataset, _, metric = name.rpartition("/")
     kind = _EVENTS[event]
     if event == "epoch" and metric.startswith("valid_"):
-        kind, metric = VALIDATION, metric.removeprefix("valid_")
+        kind, metric = f"{VALIDATION}, as the epoch has it", metric.removeprefix("valid_")
     if metric == "seconds of the epoch":
         kind = TRAINING
     head, _, optimizer = metric.partition(".")
@@ -341,6 +343,7 @@ def _take_stage(stages: list[Stage], line: dict[str, Any]) -> bool:
     seconds, memory, gpu_memory = values
     stage.seconds += [] if seconds is None else [float(seconds)]
     stage.memory, stage.gpu_memory = (None if value is None else int(value) for value in (memory, gpu_memory))
+    stage.completed = line.get("completed") is not False
     return True
 
 

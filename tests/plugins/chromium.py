@@ -17,6 +17,13 @@ _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
     "--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe",
 )  # fmt: skip
+# Kept once all charts are drawn.
+_IDLE = """
+    new Promise(done => {
+        const look = () => Bokeh.documents.every(each => each.is_idle) ? done() : setTimeout(look, 20);
+        look();
+    })
+"""
 
 
 class Page:
@@ -49,7 +56,7 @@ class Page:
         self.call("Page.navigate", url=file.absolute().as_uri())
         while not self._loaded:
             self._read()
-        self.evaluate("new Promise(done => Bokeh.documents.every(d => d.is_idle) ? done() : setTimeout(done, 3000))")
+        self.evaluate(_IDLE)
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def evaluate(self, script: str) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+import resource
 import textwrap
+import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -16,6 +18,7 @@ from pipeline_plugins.metric_log import MetricLog
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.context import STAGES
 from pipeline.errors import StageError, StorageError
 
 
@@ -65,8 +68,60 @@ def test_what_depends_on_the_clock_is_in_another_file(linear: Path) -> None:
         "event", "epoch", "iteration", "phase", "loss", "learning_rate", "valid_loss",
     }  # fmt: skip
     timings = lines(context, "timing.jsonl")
-    assert [line["event"] for line in timings] == ["train", "train", "epoch"] * 2
+    epochs = ["train", "train", "epoch"] * 2
+    assert [line["event"] for line in timings] == ["stage"] * 3 + epochs + ["stage"] * 2
     assert all(line.get("samples_per_second", 0) > 0 or line["seconds"] > 0 for line in timings)
+
+
+def test_each_stage_has_a_line_with_its_seconds_and_the_memory_of_the_process(linear: Path) -> None:
+    began = time.perf_counter()
+    context = GeneralTrainer(linear).run()
+    whole, most = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    stages = [line for line in lines(context, "timing.jsonl") if line["event"] == "stage"]
+    assert [line["stage"] for line in stages] == [*STAGES]
+    assert 0 < sum(line["seconds"] for line in stages) < whole
+    memory = [line["peak_memory"] for line in stages]
+    assert memory == sorted(memory)
+    assert most / 2 < memory[0] <= memory[-1] <= most
+    assert not any("completed" in line for line in stages)
+
+
+def test_a_stage_that_fails_has_its_line_and_a_resumed_run_those_of_both_parts(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", 10)
+    (linear.parent / "kill.py").write_text(f"from {__name__} import Kill as Plugin\n", encoding="utf-8")
+    plugins = ['plugins=["{workspace}/kill.py"]', "runner.train_runner.save_interval=4"]
+    with pytest.raises(KilledError):
+        GeneralTrainer(linear, plugins).run()
+    file = Path("runs/workspace/latest/train_runner/timing.jsonl")
+    stages = [line for line in map(json.loads, file.read_text().splitlines()) if line["event"] == "stage"]
+    assert [(line["stage"], line.get("completed", True)) for line in stages][2:] == [
+        ("startup", True),
+        ("runner", False),
+    ]
+    monkeypatch.setattr(Kill, "at", None)
+    context = GeneralTrainer(linear, plugins, resume="auto").run()
+    stages = [line for line in lines(context, "timing.jsonl") if line["event"] == "stage"]
+    first, last = [*STAGES][:3], [*STAGES]
+    # That of the runner stage which was killed came after the checkpoint.
+    assert [line["stage"] for line in stages] == [*first, *last]
+
+
+def test_what_another_has_appended_to_the_times_is_not_written_over(linear: Path) -> None:
+    append = """
+        from pipeline import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def before_epoch(self, context):
+                with (context["run_dir"] / "train_runner" / "timing.jsonl").open("a") as file:
+                    file.write('{"event": "mine"}\\n')
+    """
+    (linear.parent / "append.py").write_text(textwrap.dedent(append), encoding="utf-8")
+    found = lines(GeneralTrainer(linear, ['plugins=["{workspace}/append.py"]']).run(), "timing.jsonl")
+    epoch = ["mine", "train", "train", "epoch"]
+    assert [line["event"] for line in found] == ["stage"] * 3 + epoch * 2 + ["stage"] * 2
 
 
 def test_each_interval_has_the_rate_and_the_norm_before_clipping_of_its_last_update(linear: Path) -> None:
