@@ -74,16 +74,15 @@ def _makes_optimizers(phase: Setting) -> bool:
     model = phase["model"]
     given = source.class_definition(model.value) if isinstance(model.value, type) else model.find_class("Model")
     above = classes.ancestry(given)[0] if given else []
-    names = [f"{cls.module.name}:{cls.name}" for cls in above]
-    own = above[: names.index(BRAIN)] if BRAIN in names else []
-    maker = next((cls for cls in own if "init_optimizers" in classes.methods(cls)), None)
-    if maker:
-        optimizer = phase.inspection.setting("hyper_parameters")["optimizer"]
-        also = phase["optim_schedulers"] if phase["optim_schedulers"].value else optimizer
-        if also.value is not None:
-            what = f"{maker.name}.init_optimizers makes those of phase '{phase.name}'; remove one or the other"
-            also.fault(what, of_key=True)
-    return maker is not None
+    maker = next((cls for cls in above if "init_optimizers" in classes.methods(cls)), None)
+    # That of our own makes none in a config.
+    if not maker or source.is_ours(maker.module):
+        return False
+    also, shared = phase["optim_schedulers"], phase.inspection.setting("hyper_parameters")["optimizer"]
+    if (also := also if also.value else shared).value is not None:
+        what = f"{maker.name}.init_optimizers makes those of phase '{phase.name}'; remove one or the other"
+        also.fault(what, of_key=True)
+    return True
 
 
 def _check_arguments(phase: Setting, definition: source.Definition) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from functools import partial
@@ -384,11 +384,8 @@ class Brain:
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
-        epoch = self._train_state["epoch"]
-        if self._overrides_step:
-            finite, updated = self._step_as_overridden(losses, epoch, samples, last=last)
-        else:
-            finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
+        step = self._step_as_overridden if self._overrides_step else backward_and_step
+        finite, updated = step(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
         self._train_state["samples"] += samples
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else losses["loss"].detach()
@@ -425,11 +422,8 @@ class Brain:
         valid = {id(own) for own in self.freeze_optimizers(self.optimizers_dict).values()}
         schedulers = self._optim_schedulers if due is None else due
         active = [own for own in schedulers if id(own.optimizer) in valid]
-        if (
-            self._run_options.skip_nonfinite_grads
-            and not self.scaler.is_enabled()
-            and overridden(self, Brain, "check_gradients")
-        ):
+        skips = self._run_options.skip_nonfinite_grads and not self.scaler.is_enabled()
+        if skips and overridden(self, Brain, "check_gradients"):
             self.check_gradients()
         for scheduler in active if due is None else ():
             scheduler.batches = scheduler.samples = 1
@@ -453,9 +447,6 @@ class Brain:
         """
         if not torch.isfinite(loss).all():
             self.nonfinite_count += 1
-            # Where a fit_batch of its own goes backward, ours has not seen the loss.
-            for scheduler in self._optim_schedulers if self._due is None else ():
-                scheduler.discards = True
             count, patience = self.nonfinite_count, self._run_options.nonfinite_patience
             if patience is not None and count > patience:
                 raise DivergedError(f"{self._where}{count} losses of this epoch were not finite; {ADVICE}")
@@ -500,10 +491,9 @@ class Brain:
 
     @property
     def nonfinite_count(self) -> int:
-        """How many losses of the training pass were not finite so far, as far as a subclass counts them, or we; on a GPU this waits."""
+        """How many losses of the training pass were not finite so far, as a subclass counts them or we; on a GPU this waits."""
         self._pass_loss.read()
-        ours = self._pass_loss.nonfinite + sum(own.guard.read() for own in self._optim_schedulers)
-        return max(ours, self._own_nonfinite)
+        return max(self._pass_loss.nonfinite, self._own_nonfinite)
 
     @nonfinite_count.setter
     def nonfinite_count(self, value: int) -> None:
@@ -520,9 +510,10 @@ class Brain:
         trained = sum(parameter.numel() for parameter in self.modules.parameters() if parameter.requires_grad)
         logger.info(f"{type(self).__name__} trains {trained} of {total} parameters ({trained / (total or 1):.2%})")
 
-    def _step_as_overridden(self, losses: Losses, epoch: int, samples: int, *, last: bool) -> tuple[bool, bool]:
+    def _step_as_overridden(
+        self, losses: Losses, schedulers: Sequence[OptimScheduler], epoch: int, samples: int, *, last: bool = False
+    ) -> tuple[bool, bool]:
         """What ``backward_and_step`` does, through the methods that a subclass has overridden."""
-        schedulers, self._due = self._optim_schedulers, []
         for loss in losses.values() if overridden(self, Brain, "check_loss_isfinite") else ():
             self.check_loss_isfinite(loss)
         finite, _ = backward_and_step(losses, schedulers, epoch, samples, steps=False)
@@ -668,7 +659,7 @@ class Brain:
         self.step = self._batches_taken = 0
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
-        self._average, self._own_nonfinite = None, 0
+        self._average, self._own_nonfinite, self._due = None, 0, None
         self._pass_numbers = Meters()
         if self._strategy:
             self._strategy.begin_pass()
