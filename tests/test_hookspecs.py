@@ -289,7 +289,9 @@ def test_an_experiment_has_the_hooks_of_the_default_runner_in_an_order_of_its_ow
     phases = {moment["phase"] for hook in BATCH for moment in moments(context, hook)}
     assert phases == {"experiment"}
     folder = context["run_dir"] / "train_runner" / "visuals"
-    shown = [tuple(moment[name] for name in ("phase", "tag", "step", "path")) for moment in moments(context, "on_visual")]
+    shown = [
+        tuple(moment[name] for name in ("phase", "tag", "step", "path")) for moment in moments(context, "on_visual")
+    ]
     assert shown == [("experiment", "tone", step, folder / f"tone-{step:012}.wav") for step in (6, 12)]
     assert [moment["iteration"] for moment in moments(context, "after_batch")] == list(range(1, 13))
 
