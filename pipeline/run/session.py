@@ -140,7 +140,9 @@ def _lead(
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
             run = Run(config, directory, *classes, previous is not None, world=world, resume_command=command)
-            SHUTDOWN.say_at_once(f"to go on from its newest checkpoint:\n  {command}" if command else "", log.on_terminal())
+            SHUTDOWN.say_at_once(
+                f"to go on from its newest checkpoint:\n  {command}" if command else "", log.on_terminal()
+            )
             yield run
             if run.sessions:
                 # Those that it has imported on its way, too.
