@@ -75,7 +75,7 @@ class GracefulShutdown:
         self._heard: signal.Signals | None = None
         self._since = 0.0
         self._ask: Callable[[str, int], object] | None = None
-        self._last_words = b""
+        self._last_words, self._leaving = b"", threading.RLock()
 
     def say_at_once(self, words: str, clear: bool) -> None:
         """What is written to stderr where the process is ended at once; ``clear``: a bar of a terminal, which has hidden the cursor."""
@@ -84,10 +84,14 @@ class GracefulShutdown:
 
     def _leave(self, code: ExitCode) -> NoReturn:
         """End the process at once."""
-        words, self._last_words = self._last_words, b""
-        with suppress(OSError):
-            os.write(2, words)
-        os._exit(code)
+        # The main thread and that of the deadline may come here together.
+        with self._leaving:
+            words, self._last_words = self._last_words, b""
+            # Never waiting for whoever reads it.
+            with suppress(OSError):
+                if select.select([], [2], [], 0)[1]:
+                    os.write(2, words)
+            os._exit(code)
 
     @contextmanager
     def handling(self) -> Iterator[None]:

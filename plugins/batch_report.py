@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     Attributes:
         value: the batch.
-        number: which of its pass, from 1.
+        number: which of its pass, from 1; 0 where nobody has counted.
         kind: ``training`` or ``evaluation``.
         phase: its name; ``""`` in an Experiment.
     """
@@ -64,7 +64,8 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
         return []
     phase = f" of phase '{batch.phase}'" if batch.phase else ""
     tensors = _limited([*_parts_of(batch.value), *_predictions([frame for frame, _ in frames])])
-    lines = [f"batch {batch.number} of the {batch.kind}{phase}:", *tensors]
+    which = f"batch {batch.number}" if batch.number else "a batch"
+    lines = [f"{which} of the {batch.kind}{phase}:", *tensors]
     own = [(frame, line) for frame, line in frames if _is_of_user(frame)]
     if own and (
         local := _limited([part for name, value in own[-1][0].f_locals.items() for part in _parts(name, value)])
@@ -82,7 +83,7 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
         local = frame.f_locals
         owner = local.get("self")
         if frame.f_code is evaluate.__code__ and "batch" in local:
-            return Batch(local["batch"], local["brain"].step, "evaluation", (phases or [""])[0])
+            return Batch(local["batch"], 0, "evaluation", (phases or [""])[0])
         if isinstance(owner, TrainPass):
             return _of_pass(owner)
         if isinstance(owner, ExperimentBase) and frame.f_code.co_name == "train_batch" and owner._batch is not None:
@@ -168,8 +169,10 @@ def _config_lines(runner: RunnerSession, batch: Batch) -> Iterator[str]:
         datasets = (phase.valid_datasets or trained) if batch.kind == "evaluation" else trained
         addresses |= {f"data{'' if len(datasets) == 1 else f' {own}'}": f"dataset.{own}" for own in datasets}
     for what, address in addresses.items():
-        node = config.tree.find(f"{address}.class_path") or config.tree.find(address)
+        inside = f"{address}.class_path"
+        place = inside if config.tree.find(inside) else address
+        node = config.tree.find(place)
         if node and node.origin is not DEFAULT and (value := node.plain()):
             text = class_path.describe(value) if callable(value) else value
             shown = "" if isinstance(text, dict) else f": {short(Path(text))}"
-            yield f"{what}: {node.origin}: {address}{shown}"
+            yield f"{what}: {node.origin}: {place}{shown}"

@@ -68,9 +68,9 @@ class MetricLog:
         self.csv: FileIO | None = None
         self.epoch_began = 0.0
         self.in_epoch = False
-        # The phases whose pass is over in this epoch; and of which iteration the newest validation has a line, with which names.
+        # The phases whose pass is over in this epoch, and the numbers of the newest validation that has its own line.
         self.passed: set[str] = set()
-        self.logged: dict[str, tuple[int, set[str]]] = {}
+        self.logged: dict[str, dict[str, float]] = {}
         # The stage that runs, and when it began; the lines of those before it, in this part of the run.
         self.stage: tuple[str, float] | None = None
         self.stages: list[str] = []
@@ -162,9 +162,9 @@ class MetricLog:
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
         elif phase not in self.passed or len(context["phases"]) > 1:
             # Else the line of the epoch, which comes at once, has the numbers.
-            numbers, iteration = numbers_of_validation(context, phase, metrics), context["train_state"]["iteration"]
-            logger.info(f"iteration {iteration}  {phase}  {_line(numbers)}")
-            self.logged[phase] = iteration, {*numbers}
+            numbers = numbers_of_validation(context, phase, metrics)
+            logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {_line(numbers)}")
+            self.logged[phase] = numbers
 
     @hookimpl
     def after_epoch(self, context: Context) -> None:
@@ -173,9 +173,10 @@ class MetricLog:
         self.in_epoch, self.passed = False, set()
         for phase, metrics in context["metrics"].items():
             self._write("epoch", context, phase, metrics)
-            iteration, names = self.logged.get(phase, (-1, set()))
-            names = names if iteration == context["train_state"]["iteration"] else set()
-            line = _line({name: value for name, value in metrics.items() if name not in names})
+            logged = self.logged.get(phase, {})
+            line = _line(
+                {name: value for name, value in metrics.items() if name not in logged or logged[name] != value}
+            )
             logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {line}")
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 

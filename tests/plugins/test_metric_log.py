@@ -8,12 +8,14 @@ import re
 import resource
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import Result
 from pipeline_plugins.metric_log import MetricLog
 
 from pipeline import Context, GeneralTrainer, hookimpl
@@ -352,3 +354,72 @@ def test_what_is_no_number_is_told_with_its_name(linear: Path, hook: str) -> Non
         StageError, match=r"\['mine'\] is a Tensor of shape \(2,\), which is no number; put a number there"
     ):
         GeneralTrainer(config).run()
+
+
+def validations(log: list[str]) -> list[str]:
+    """The lines of validations, up to the name of the first number, and those of epochs with all names."""
+    lines = [line.split(maxsplit=1)[1] for line in log if re.match(r"INFO (iteration|epoch) \d+  ?\w+", line)]
+    texts = [re.sub(r" -?\d+\.\d{4}|in \d+\.\d s  ", "", line).strip() for line in lines if "  batch " not in line]
+    return [re.sub(r"  +", " ", text) for text in texts]
+
+
+ASKING = """
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def after_batch(self, context):
+            if context["train_state"]["iteration"] == 4:
+                context.request("validation")
+"""
+LOOP = """
+    from pipeline import stages
+
+    class Runner(stages.Runner):
+        def run(self, context):
+            for batch in context.batches("line", count=5):
+                context["model"]["line"].brain.fit_batch(batch)
+            context.validate()
+"""
+
+
+def test_the_line_of_an_epoch_is_that_of_the_validation_at_its_end(linear: Path, log_lines: list[str]) -> None:
+    GeneralTrainer(linear).run()
+    assert validations(log_lines) == [f"epoch {epoch} done line loss valid_loss" for epoch in (0, 1)]
+
+
+def test_a_validation_in_the_middle_of_an_epoch_has_its_line_whoever_asks_for_it(
+    linear: Path, log_lines: list[str]
+) -> None:
+    (linear.parent / "mine.py").write_text(textwrap.dedent(ASKING), encoding="utf-8")
+    GeneralTrainer(linear, ['plugins=["{workspace}/mine.py"]', "runner.train_runner.epochs=1"]).run()
+    assert validations(log_lines) == ["iteration 4 line valid_loss", "epoch 0 done line loss valid_loss"]
+    assert len({*re.findall(r"valid_loss (\S+)", "".join(log_lines))}) == 2
+
+
+def test_a_validation_with_the_last_batch_of_an_epoch_is_told_once(linear: Path, log_lines: list[str]) -> None:
+    GeneralTrainer(linear, ["runner.train_runner.valid_interval=3", "runner.train_runner.epochs=1"]).run()
+    within = [f"iteration {iteration} line valid_loss" for iteration in (3, 6)]
+    assert validations(log_lines) == [*within, "epoch 0 done line loss"]
+
+
+def test_a_validation_in_a_loop_of_ones_own_has_its_line(linear: Path, log_lines: list[str]) -> None:
+    (linear.parent / "mine.py").write_text(textwrap.dedent(LOOP), encoding="utf-8")
+    GeneralTrainer(linear, ['runner.train_runner.runner_class_path="{workspace}/mine.py"']).run()
+    assert validations(log_lines) == ["iteration 5 line valid_loss"]
+
+
+def test_of_several_phases_each_validation_has_its_line_at_once(linear: Path, log_lines: list[str]) -> None:
+    config = yaml.safe_load(linear.read_text(encoding="utf-8"))
+    config |= {"workspace": str(linear.parent)}
+    config["phase"] = [{**config["phase"][0], "name": name} for name in ("line", "other")]
+    config["runner"][0]["epochs"] = 1
+    GeneralTrainer(config).run()
+    own = ["iteration 6 line valid_loss", "iteration 12 other valid_loss"]
+    assert validations(log_lines) == [*own, "epoch 0 done line loss", "epoch 0 done other loss"]
+
+
+def test_each_validation_of_an_experiment_has_its_line(pipeline: Callable[..., Result], log_lines: list[str]) -> None:
+    pipeline("new", "mine", "--kind", "experiment")
+    GeneralTrainer("mine/config.yaml", ["runner.train_runner.epochs=1"]).run()
+    assert validations(log_lines) == ["iteration 10 experiment valid_loss", "epoch 0 done experiment loss"]
