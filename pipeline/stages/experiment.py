@@ -65,6 +65,7 @@ class Batches:
 
     Attributes:
         count: how many were taken so far.
+        own: whether the user's own ``new_epoch`` has made the iterator.
     """
 
     def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None) -> None:
@@ -171,8 +172,9 @@ class ExperimentBase(RunnerBase):
     Args:
         config: an object with attributes or a mapping, read as ``config.training.max_iteration``. ``training`` has
             ``max_iteration``, and ``valid_interval`` and ``save_interval``: iterations, ``"2 epoch"``, a list of
-            these, or None for never; by hand they may be set while it trains. As a stage it is the
-            ``hyper_parameters`` with the runner's keys.
+            these, or None for never. Once ``config.yaml`` is written, nothing can be set in a mapping; an object of
+            one's own is used as it is, and what is set in its ``training`` while it trains counts. As a stage it is
+            the ``hyper_parameters`` with the runner's keys.
         args: likewise; ``device``, ``nprocs``, ``output`` (a folder), ``checkpoint_path`` (or None).
 
     Attributes: what setup sets is None before.
@@ -211,7 +213,8 @@ class ExperimentBase(RunnerBase):
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
         self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
-        self._in_epoch = self._interrupted = self._loaded = False
+        # An iterator that is assigned while it is set up begins no epoch.
+        self._in_epoch, self._interrupted, self._loaded = True, False, False
         self._ended, self._validated = 0, -1
         self._newest: Path | None = None
         self._begun: Mapping[str, Any] = {}
@@ -266,6 +269,7 @@ class ExperimentBase(RunnerBase):
             self._share_work()
         on_error = "error" if self.alone else self.context["runner"].on_save_error
         self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
+        self._batches, self._in_epoch = Batches((), 0), False
         self.iteration = self.epoch = 0
 
     @property

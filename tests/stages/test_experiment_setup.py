@@ -134,6 +134,17 @@ def test_setup_sets_them_and_the_iterator_is_there_from_the_first_epoch_on() -> 
     experiment.close()
 
 
+def test_an_iterator_that_is_assigned_while_it_is_set_up_begins_no_epoch() -> None:
+    class Early(Line):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.iterator = iter(self.train_loader)
+
+    states = [GeneralTrainer(config(runner_class_path=cls, max_steps=3)).run()["train_state"] for cls in (Line, Early)]
+    assert states[0] == states[1]
+    assert states[0]["epoch"] == 3
+
+
 def test_checkpoints_go_to_a_checkpoint_dir_of_ones_own() -> None:
     class Elsewhere(Line):
         def setup_checkpointer(self) -> None:

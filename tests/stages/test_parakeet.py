@@ -287,3 +287,24 @@ OWN = [Line, OwnEpoch, OwnRead, OwnBoth, Generated, OwnTrain, Workers, Streaming
 def test_what_it_overrides_goes_on_bit_for_bit(cls: Any, ats: list[int]) -> None:
     killed, unbroken = killed_and_unbroken(cls, ats, max_iteration=8)
     assert killed == unbroken
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_in_a_config_it_goes_on_bit_for_bit_too(at: int) -> None:
+    class Stopping(OwnBoth):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.context["is_exit"] = stops and self.iteration == at
+
+    runner = {"name": "train", "class": "train", "device": "cpu", "runner_class_path": Stopping, "max_steps": 8}
+    runner |= {"valid_interval": 2, "print_interval": 1, "save_interval": None}
+    ends = []
+    for name, resumes in (("stopped", [True, False]), ("unbroken", [False])):
+        for stops in resumes:
+            context = GeneralTrainer({"name": name, "runner": [runner]}, resume="never" if stops else "auto").run()
+        lines = (context["run_dir"] / "train" / "metrics.jsonl").read_text(encoding="utf-8")
+        weights = context["model"]["experiment"]["model"].state_dict()
+        ends.append([{key: weight.tolist() for key, weight in weights.items()}, lines, context["train_state"]])
+    assert ends[0] == ends[1]
+    assert ends[0][2]["iteration"] == 8
