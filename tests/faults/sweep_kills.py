@@ -1,8 +1,9 @@
-"""Whole sweeps killed at random moments and resumed to the end: ``python tests/faults/sweep_kills.py [KILLS [SEED]]``.
+"""Whole sweeps killed at random moments and resumed to the end: ``python tests/faults/sweep_kills.py [KILLS [SEED [KIND]]]``.
 
-Each sweep, a grid with two jobs or a search by TPE, is killed by SIGKILL one to three times, anywhere between its first line
-and its last: alone, so that its trials go on without it, or together with them. Then it is resumed, while they may still be
-running. It passes if its trials, their words, values and ``metrics.jsonl`` are those of a sweep that nothing interrupts.
+Each sweep, a grid with two jobs or a search by TPE (``grid`` or ``tpe`` alone, where KIND says so), is killed by SIGKILL
+one to three times, anywhere between its first line and its last: alone, so that its trials go on without it, or together
+with them. Then it is resumed, while they may still be running. It passes if its trials, their words, values and
+``metrics.jsonl`` are those of a sweep that nothing interrupts.
 """
 
 from __future__ import annotations
@@ -105,17 +106,17 @@ def killed_sweep(folder: Path, kind: str, kills: int, seconds: float, chance: ra
     return done, orphans
 
 
-def experiment(folder: Path, kills: int = 20, seed: int = 0) -> tuple[Counter[str], list[str]]:
+def experiment(folder: Path, kills: int = 20, seed: int = 0, *kinds: str) -> tuple[Counter[str], list[str]]:
     """So many kills, one to three a sweep; what was counted, and the faults."""
-    chance, expected, seconds = random.Random(seed), {}, {}
-    for kind in KINDS:
+    chance, expected, seconds, kinds = random.Random(seed), {}, {}, kinds or (*KINDS,)
+    for kind in kinds:
         place, before = folder / f"unbroken-{kind}", time.monotonic()
         place.mkdir()
         killed_sweep(place, kind, 0, 0, chance)
         expected[kind], seconds[kind] = end(place), time.monotonic() - before
     sweeps: list[Killed] = []
     while left := kills - sum(sweep.kills for sweep in sweeps):
-        place, kind = Path(tempfile.mkdtemp(dir=folder)), chance.choice([*KINDS])
+        place, kind = Path(tempfile.mkdtemp(dir=folder)), chance.choice(kinds)
         done, orphans = killed_sweep(place, kind, min(left, chance.randint(1, 3)), seconds[kind], chance)
         found, wanted = end(place), expected[kind]
         unlike = [f"{place} {kind}: {name}" for name in found.keys() | wanted if found.get(name) != wanted.get(name)]
@@ -128,7 +129,7 @@ def experiment(folder: Path, kills: int = 20, seed: int = 0) -> tuple[Counter[st
 if __name__ == "__main__":
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        result, told = experiment(Path(scratch), *(int(each) for each in sys.argv[1:3]))
+        result, told = experiment(Path(scratch), *(int(each) for each in sys.argv[1:3]), *sys.argv[3:])
     print(*told, sep="\n", end="\n" if told else "")
     print(json.dumps({**result, "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(told))
