@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -63,13 +64,11 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
     if batch is None:
         return []
     phase = f" of phase '{batch.phase}'" if batch.phase else ""
-    tensors = _limited([*_parts_of(batch.value), *_predictions([frame for frame, _ in frames])])
+    tensors = _limited(chain(_parts_of(batch.value), _predictions([frame for frame, _ in frames])))
     which = f"batch {batch.number}" if batch.number else "a batch"
     lines = [f"{which} of the {batch.kind}{phase}:", *tensors]
     own = [(frame, line) for frame, line in frames if _is_of_user(frame)]
-    if own and (
-        local := _limited([part for name, value in own[-1][0].f_locals.items() for part in _parts(name, value)])
-    ):
+    if own and (local := _limited(part for name, value in own[-1][0].f_locals.items() for part in _parts(name, value))):
         code, line = own[-1][0].f_code, own[-1][1]
         lines.append(f"in {code.co_name} ({Path(code.co_filename).name}:{line}): {', '.join(local)}")
     lines += _config_lines(runner, batch)
@@ -127,17 +126,17 @@ def _predictions(frames: list[FrameType]) -> Iterator[str]:
             return
 
 
-def _parts(name: str, value: Any) -> Iterator[str]:
-    """``name: int64 [32], 0 to 1`` for each tensor in a value, however deep in lists, tuples and mappings."""
+def _parts(name: str, value: Any, depth: int = 4) -> Iterator[str]:
+    """``name: int64 [32] of 0 to 1`` for each tensor in a value, so deep in lists, tuples and mappings."""
     if isinstance(value, Tensor):
         yield f"{name}: {_describe(value)}"
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and depth:
         for key, part in value.items():
-            yield from _parts(f"{name}[{key!r}]", part)
-    elif isinstance(value, list | tuple):
+            yield from _parts(f"{name}[{key!r}]", part, depth - 1)
+    elif isinstance(value, list | tuple) and depth:
         names = getattr(value, "_fields", None)
         for index, part in enumerate(value):
-            yield from _parts(f"{name}.{names[index]}" if names else f"{name}[{index}]", part)
+            yield from _parts(f"{name}.{names[index]}" if names else f"{name}[{index}]", part, depth - 1)
 
 
 def _describe(tensor: Tensor) -> str:
@@ -152,8 +151,10 @@ def _describe(tensor: Tensor) -> str:
     return text
 
 
-def _limited(parts: list[str]) -> list[str]:
-    return parts if len(parts) <= _MOST else [*parts[:_MOST], f"and {len(parts) - _MOST} more"]
+def _limited(parts: Iterable[str]) -> list[str]:
+    """The first of them; a function may hold a list of a million tensors."""
+    first = list(islice(parts, _MOST + 1))
+    return first if len(first) <= _MOST else [*first[:_MOST], "and more"]
 
 
 def _config_lines(runner: RunnerSession, batch: Batch) -> Iterator[str]:

@@ -186,3 +186,13 @@ def test_check_steps_says_the_same(new: New, pipeline: Callable[..., Result]) ->
         "batch 1 of the training of phase 'circle':\n  inputs: float32 [32, 2]\n  target: float32 [32]\n" in done.stderr
     )
     assert done.exit_code == 2
+
+
+def test_of_many_tensors_the_first_are_told(new: New, log_lines: list[str]) -> None:
+    forward = "scores: Tensor = self.layers(points)"
+    failing(
+        new("plain", model=(forward, f"many = 20 * [points]\n        raise ValueError\n        {forward}")), ValueError
+    )
+    [line] = [line for line in report(log_lines) if line.startswith("in forward")]
+    own = [f"many[{index}]: float32 [32, 2]" for index in range(11)]
+    assert line.partition(": ")[2] == ", ".join(["points: float32 [32, 2]", *own, "and more"])
