@@ -379,7 +379,7 @@ class Plugin:
         if context["train_state"]["iteration"] == 8 and not context["checkpointer"].all()[2:]:
             signal.raise_signal(signal.SIGTERM)
     @hookimpl
-    def after_pipeline(self, context):
+    def after_run(self, context):
         with Path("hooks.txt").open("a") as file:
             file.writelines(f"{name}\\n" for name, _ in context["calls"])
 """

@@ -185,7 +185,7 @@ def test_several_values_are_tried_and_ranked(folder: Path) -> None:
 
 def test_runs_are_found_again_and_compared(folder: Path) -> None:
     trained()
-    run, runs, compare = blocks("Find a run", "sh")[0].splitlines()
+    run, runs, compare, report = blocks("Find a run", "sh")[0].splitlines()
     command(f"{run} {FEW}")
     assert command(runs).stdout.count("lr=0.1") == 1
     # Two of the same second are in no order.
@@ -193,6 +193,7 @@ def test_runs_are_found_again_and_compared(folder: Path) -> None:
     both = " ".join(map(str, paths))
     difference = command(compare, ("runs/first_steps/*-*", both)).stdout.splitlines()[-1]
     assert difference in ANSWERS[-2].replace("\n", " ")
+    assert command(report, ("runs/first_steps/*-*", both)).stdout == "report.html\n"
 
 
 def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Answered, folder: Path) -> None:

@@ -572,7 +572,7 @@ def test_the_command_of_the_page_on_plugins_is_one() -> None:
 def test_the_run_directory_has_what_the_page_on_checkpoints_says(linear: Path) -> None:
     tree = block("pipeline/checkpoint", "text", "runs/<config name>/latest")
     named = re.findall(r"^ +([a-z.]+)/? ", tree, flags=re.MULTILINE)
-    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    run_dir = GeneralTrainer(linear, ["plugins=[report]"]).run()["run_dir"]
     made = {path.name for path in [*run_dir.glob("*"), *run_dir.glob("train_runner/*")]}
     assert made == {*named, "train_runner"}
 

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from .. import size_in_words
 from ..shared.run_comparison import Comparison
 from .charts import MOST, Line, chart, color, library
-from .run_data import EPOCH, EVALUATION, TRAINING, VALIDATION, Curve, RunData, Runner
+from .run_data import EPOCH, EVALUATION, OF_OPTIMIZERS, TRAINING, VALIDATION, Curve, RunData, Runner
 
 # So many charts, and so many metrics of a table; who has more has given each of many things a name of its own.
 _CHARTS, _METRICS = 60, 12
@@ -103,7 +103,10 @@ class _Page:
         # Of several runs, the steps are in a table of each.
         self.speed = [*self._sections(*(("steps", "speed") if len(runs) == 1 else ("speed",)))]
         metrics = dict.fromkeys(name for data in runs for name in data.record.metrics)
-        self.metrics = [*metrics][:_METRICS]
+        # Those of several runners begin with the name of theirs.
+        order = [f"{runner.name}." for data in runs for runner in data.runners]
+        place = {name: next((at for at, own in enumerate(order) if name.startswith(own)), 0) for name in metrics}
+        self.metrics = sorted(metrics, key=place.__getitem__)[:_METRICS]
         self.gaps = sum(runner.gaps for data in runs for runner in data.runners)
 
     def _sections(self, *kinds: str) -> Iterator[_Charts]:
@@ -117,7 +120,9 @@ class _Page:
                     found.setdefault((curve.phase, curve.metric), []).append((run, curve))
             section = _Charts(name if len(runners) > 1 else "")
             phases = {phase for phase, _ in found if phase}
-            for (phase, metric), curves in found.items():
+            # What the optimizers do comes after what is reached by it.
+            for phase, metric in sorted(found, key=lambda key: key[1] in OF_OPTIMIZERS):
+                curves = found[phase, metric]
                 self._add(section, f"{phase}: {metric}" if phase and len(phases) > 1 else metric, curves)
             if section.charts or section.numbers:
                 yield section

@@ -40,7 +40,7 @@ TRAINING, EPOCH, VALIDATION, EVALUATION = "training", "mean of the epoch", "vali
 _EVENTS = {"train": TRAINING, "epoch": EPOCH, "validate": VALIDATION, "evaluate": EVALUATION}
 _ABOUT = ("event", "epoch", "iteration", "phase")
 # Those of which each optimizer has one, as ``learning_rate.generator``.
-_OF_OPTIMIZERS = ("learning_rate", "gradient_norm")
+OF_OPTIMIZERS = ("learning_rate", "gradient_norm")
 # A larger number is no iteration, and JavaScript has none that is exact.
 _MOST_ITERATIONS = 2**53
 # The parts of a step that the plugin ``report`` measures.
@@ -324,7 +324,7 @@ def _place(event: str, name: str) -> tuple[str, str]:
     if metric == "seconds of the epoch":
         kind = TRAINING
     head, _, optimizer = metric.partition(".")
-    if head in _OF_OPTIMIZERS:
+    if head in OF_OPTIMIZERS:
         metric, kind = head, optimizer or kind
     return metric, f"{kind} on {dataset}" if dataset else kind
 
