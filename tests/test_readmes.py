@@ -328,6 +328,49 @@ def test_the_names_of_speechbrain_are_all_listed_and_are_there() -> None:
         assert kept or callable(found) == ("(" in name), name
 
 
+def names_of(ancestor: str) -> dict[str, str]:
+    """Name in an ancestor -> what its page says of it; a name with its parameters."""
+    rows = cells("pipeline/training", f"| {ancestor} | here |")
+    return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
+
+
+def has_the_methods(kind: type[Any], names: Iterable[str]) -> None:
+    """The class has each that is written as ``method(parameters)``; it may take more than these."""
+    for name, _, parameters in (name.removesuffix(")").partition("(") for name in names if "(" in name):
+        own = [str(one).partition(":")[0] for one in inspect.signature(getattr(kind, name)).parameters.values()]
+        written = parameters.split(", ") if parameters else []
+        assert own[1 : len(written) + 1] == written, name
+
+
+SPEECHAIN = (
+    "accum_grad", "distributed", "extra_repr_fn", "ft_factor", "get_lr", "grad_clip", "grad_norm_type", "load_state_dict", "model",
+    "optim_loss", "optimizer", "scaler", "sche_init", "state_dict", "step", "step_per_update", "update_lr", "updated_modules",
+)  # fmt: skip
+"""What its OptimScheduler of 2024-09 has: ``dir`` of an instance, without the names that begin with an underscore."""
+
+
+def test_the_names_of_speechain_are_all_listed_and_are_there() -> None:
+    listed = names_of("SpeeChain")
+    arguments = {"optim_type", "optim_conf", "use_amp"}
+    others = {"noam.Noamlr", "exp.ExponentDecayLr", "optim_sches"}
+    assert {name.partition("(")[0] for name in listed} == {*SPEECHAIN, *arguments, *others}
+    assert arguments < inspect.signature(OptimScheduler).parameters.keys()
+    made = schedules.Noam("SGD", {"lr": 0.1}, torch.nn.Linear(1, 1), d_model=4)
+    assert [name for name in SPEECHAIN if not hasattr(made, name)] == []
+    has_the_methods(OptimScheduler, listed)
+    for name, kind, ours in (
+        ("noam.Noamlr", schedules.Noam, "noam"),
+        ("exp.ExponentDecayLr", schedules.ExponentialDecay, "exponential_decay"),
+    ):
+        words = re.findall(r"`([^`]+)`", listed[name])
+        assert words[0] == ours
+        assert words[1].endswith(kind.__name__)
+        assert [hasattr(kind("SGD", {"lr": 0.1}, torch.nn.Linear(1, 1)), name) for name in words[2:]] in (
+            [True],
+            [True] * 3,
+        )
+
+
 def test_the_run_options_are_all_listed() -> None:
     sentence = TRAINING[TRAINING.index("takes these run options") :].partition("\n\n")[0].partition(":")[2]
     options = [name for name in RunOptions.model_fields if name not in DEPRECATED]

@@ -591,6 +591,8 @@ def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:
         state = mapping_of(scheduler, scheduler.state_dict(), phase)
         if "optimizer" in state:
             mapping_of(scheduler.optimizer, state["optimizer"], phase)
+        # Gradients are saved with the modules.
+        state = {key: value for key, value in state.items() if key != "gradients"}
         states[name] = {"class": classes_of(scheduler), "state": state}
     return states
 
