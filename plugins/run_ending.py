@@ -1,7 +1,8 @@
-"""What a runner has saved, for the log at its end; and after a failure or a signal, how to go on."""
+"""What a runner has saved, for the log at its end; and of a run, how to go on with it or look at it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _MOST = 3
 
 
 def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | None) -> None:
-    """Log it: at the end of a runner, and of a run that is not done.
+    """Log it: at the end of a runner, and of a run.
 
     Args:
         run: the run; its checkpoints are on disk.
@@ -33,6 +34,8 @@ def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | No
         logger.info(
             f"{runner.settings.name} {how}; {f'saved in {short(folder)}: {items}' if items else 'nothing is kept'}"
         )
+    elif run.resume_command and not error and not run.unfinished():
+        logger.info(f"to look at the run: pipeline report {shlex.quote(short(run.directory.path))}")
     elif run.resume_command:
         failed = error is not None and exit_code(error, run) not in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
         if not isinstance(error, NoCheckpointError) and run.directory.is_resumable():

@@ -312,12 +312,16 @@ class Run:
         accesses = {name: runner.context.record() for name, runner in self.sessions.items()}
         self.directory.write_json("context.json", accesses)
 
+    def unfinished(self) -> list[str]:
+        """The runners that are not done."""
+        return [name for name in self.trainers if not self.directory.is_done(name)]
+
     def finish(self) -> None:
         """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner."""
         # An infer runner has the counters of the checkpoint that it evaluates, which may be another run's.
         trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
         furthest = self.directory.furthest_counters(trained or list(self.trainers))
-        unfinished = [name for name in self.trainers if not self.directory.is_done(name)]
+        unfinished = self.unfinished()
         last = next(reversed(self.sessions.values()), None)
         if last and last.context.peek("is_exit") and unfinished:
             [(_, written)] = last.context.exit_wish()
@@ -338,6 +342,7 @@ class Run:
             return
         why, code = self.directory.stop_reasons(self.trainers), ExitCode.DONE
         self.directory.write_status("done", exit_code=code, reason=why, resumable=False, train_state=furthest)
+        self.report_end()
 
     def call_after_run(self) -> None:
         """Call the last hook, of the plugins of the runner that ran last; an error in it is logged, for the run is over."""

@@ -154,6 +154,7 @@ def test_each_runner_says_at_its_end_what_it_has_saved(linear: Path, log_lines: 
     )
     assert train == f"INFO t done; saved in {run_dir() / 't'}: {items}\n"
     assert infer == f"INFO i done; saved in {run_dir() / 'i'}: results.json, line_predictions.jsonl\n"
+    assert log_lines[-1] == f"INFO to look at the run: pipeline report {run_dir()}\n"
 
 
 def test_of_a_debug_run_nothing_is_kept_and_nothing_goes_on(linear: Path, log_lines: list[str]) -> None:
