@@ -17,7 +17,7 @@ from pipeline.run.runs import list_runs
 from pipeline.user_code.plugin_calls import HookCall
 
 from ..shared.json_lines import append, open_lines
-from .command import NEEDS, write_page
+from .command import write_page
 from .run_data import PARTS, read_run
 
 # The hooks of a step; ``observe`` may be called in one.
@@ -35,7 +35,8 @@ class Report:
     """
 
     every_rank = False
-    requires = NEEDS
+    # Those that the command needs; read from the source.
+    requires = ("bokeh", "jinja2")
     volatile = ("../report.html", "../*_report.html")
 
     plugin_name = "report"

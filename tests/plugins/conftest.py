@@ -114,6 +114,8 @@ def reported(run_dir: Path, runner: str = "train_runner", *, several: bool = Fal
     for file in ("metrics.jsonl", "timing.jsonl"):
         for text in (run_dir / runner / file).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
+            if line["event"] == "stage":
+                continue
             phase = f"{line.pop('phase', '')}." if several else ""
             prefix = {"train": "", "epoch": "epoch_", "validate": "valid_", "evaluate": ""}[line.pop("event")]
             iteration, _, _ = line.pop("iteration"), line.pop("epoch"), line.pop("phase", None)

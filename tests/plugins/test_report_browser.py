@@ -6,6 +6,7 @@ They are left out only where no Chromium is installed; ``.ci/run`` installs one 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,48 @@ def test_the_logarithmic_scale_is_one_click_away(linear: Path, pipeline: Call, b
     page.evaluate("document.querySelector('.chart > *').shadowRoot.querySelectorAll('.bk-tab')[1].click()")
     assert page.evaluate("Bokeh.documents[0].roots()[0].active") == 1
     assert page.evaluate("Bokeh.documents[0].roots()[0].tabs[1].child.left[0].type") == "LogAxis"
+    assert page.complaints == []
+
+
+# What the mouse is told, in whatever shadow tree that stands.
+TIPS = """(() => {
+        const found = [];
+        const look = tree => tree.querySelectorAll('*').forEach(each => {
+            if (each.className.includes?.('bk-Tooltip')) found.push((each.shadowRoot ?? each).textContent);
+            if (each.shadowRoot) look(each.shadowRoot);
+        });
+        look(document);
+        return found.join(' ');
+    })()
+"""
+
+
+def test_the_mouse_is_told_the_values_and_zooms(linear: Path, pipeline: Call, browser: Page) -> None:
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    write_lines(run_dir, [line(at, loss=float(at)) for at in range(101)])
+    page = opened(browser, report(pipeline, run_dir))
+    box = page.evaluate(
+        "(({x, y, width, height}) => [x, y, width, height])(document.querySelector('.chart').getBoundingClientRect())"
+    )
+    x, y = box[0] + box[2] / 2, box[1] + box[3] / 2
+
+    def mouse(kind: str, by: float = 0, **more: object) -> None:
+        page.call("Input.dispatchMouseEvent", type=kind, x=x + by, y=y + by, **more)
+
+    mouse("mouseMoved")
+    told = page.evaluate(
+        f"new Promise(done => {{ const look = () => {TIPS} ? done({TIPS}) : setTimeout(look, 20); look(); }})"
+    )
+    iteration = re.search(r"iteration\D*(\d+)", told)
+    assert iteration, told
+    assert 30 < int(iteration[1]) < 70
+    assert "training" in told
+    for kind, by in (("mousePressed", -40), ("mouseMoved", 0), ("mouseMoved", 40), ("mouseReleased", 40)):
+        mouse(kind, by, button="left", buttons=1, clickCount=1)
+    start, end = page.evaluate(
+        "(range => [range.start, range.end])(Bokeh.documents[0].roots()[0].tabs[0].child.x_range)"
+    )
+    assert 30 < start < int(iteration[1]) < end < 70
     assert page.complaints == []
 
 

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 from pipeline_plugins.report import plugin as module
+from pipeline_plugins.report.command import NEEDS
 
 from pipeline import Context, GeneralTrainer
+from pipeline.config.load import ConfigBuilder
+from pipeline.user_code.plugins import configured_plugins
 from tests.conftest import Process
 from tests.plugins.test_report import text, written
 
@@ -128,6 +131,15 @@ def clocked(linear: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_part_of_a_step_has_its_time_and_the_other_plugins_have_theirs(clocked: Path, order: str) -> None:
     found = steps(GeneralTrainer(clocked, [f"plugins={order}"]).run()["run_dir"])
     assert {tuple(line[part] for part in PARTS) for line in found} == {(1.0, 10.0, 100.0, 1000.0, 50_000.0, 0.0)}
+
+
+def test_the_check_knows_what_it_needs(linear: Path) -> None:
+    [plugin] = [
+        each
+        for each in configured_plugins(ConfigBuilder(linear, ["plugins=[report]"]).tree, None)[0]
+        if each.name == "report"
+    ]
+    assert tuple(plugin.declared("requires")) == NEEDS
 
 
 def test_one_step_in_each_print_interval_is_measured_each_time_another(linear: Path) -> None:

@@ -310,7 +310,7 @@ def test_what_a_plugin_of_ours_requires_comes_with_an_extra_of_its_name() -> Non
         point.name: getattr(point.load(), "requires", ()) for point in points if "pipeline_plugins" in point.value
     }
     assert {name: extra_of(package) for name, packages in required.items() for package in packages} == {
-        name: name for name in ("mlflow", "tensorboard", "wandb")
+        name: name for name in ("mlflow", "report", "tensorboard", "wandb")
     }
 
 
