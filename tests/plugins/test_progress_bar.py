@@ -99,11 +99,14 @@ def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itse
 ) -> None:
     output = run_in_terminal(zygote, with_plugin(linear, TALKING))
     assert re.search(r"epoch 1 .*━.*6/6.*line loss \d", output)
-    lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|saved|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)]
+    lines = [
+        re.sub(r"^\d\d:\d\d:\d\d | (in|saved|pipeline|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)
+    ]
     talk = [[f"printed {number}", f"WARNING logged {number}"] for number in range(1, 13)]
     first, second = (list(chain.from_iterable(each)) for each in (talk[:6], talk[6:]))
-    ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner took", "INFO    train_runner done;"]
-    assert lines[lines.index("printed 1") :] == [*first, ends[0], *second, *ends[1:], ""]
+    ends = ["epoch 0 done", "epoch 1 done", "train_runner took", "train_runner done;", "to look at the run:"]
+    first_end, *last_ends = (f"INFO    {end}" for end in ends)
+    assert lines[lines.index("printed 1") :] == [*first, first_end, *second, *last_ends, ""]
 
 
 def test_a_line_wider_than_the_terminal_is_not_cut_and_one_without_an_end_comes_with_its_end(
