@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -11,7 +12,8 @@ from loguru import logger
 from pipeline.checkpoint import layout, store
 from pipeline.checkpoint.storage import short
 from pipeline.config.schema import RunnerSchema
-from pipeline.errors import ExitCode, NoCheckpointError
+from pipeline.errors import ExitCode, NoCheckpointError, StorageError
+from pipeline.run.directory import RunDirectory
 from pipeline.run.failures import exit_code
 from pipeline.run.session import Run, RunnerSession
 
@@ -38,10 +40,17 @@ def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | No
         logger.info(f"to look at the run: pipeline report {shlex.quote(short(run.directory.path))}")
     elif run.resume_command:
         failed = error is not None and exit_code(error, run) not in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
-        if not isinstance(error, NoCheckpointError) and run.directory.is_resumable():
+        if not isinstance(error, NoCheckpointError) and _is_resumable(run.directory):
             logger.log("WARNING" if error else "INFO", _how_to_go_on(run, runner, failed))
         elif not failed:
             logger.warning("nothing was saved yet with which the run could go on; begin it again")
+
+
+def _is_resumable(directory: RunDirectory) -> bool:
+    # In the place of one that was removed there may be another.
+    with suppress(StorageError):
+        return directory.may_write() and directory.is_resumable()
+    return False
 
 
 def _how_to_go_on(run: Run, runner: RunnerSession | None, failed: bool) -> str:
