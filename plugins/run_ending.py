@@ -26,7 +26,7 @@ def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | No
 
     Args:
         run: the run; its checkpoints are on disk.
-        runner: the one that is at its end; None: the run is, between two runners.
+        runner: the one that is at its end; None: the run is, after or between its runners.
         error: what has ended it; None: nothing has failed.
     """
     if runner and not error:

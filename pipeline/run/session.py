@@ -301,7 +301,7 @@ class Run:
         """Have the log say what was saved, and how the run goes on: once, on rank 0.
 
         Args:
-            runner: the one that is at its end; None: the run is, between two runners.
+            runner: the one that is at its end; None: the run is, after or between its runners.
             error: what has ended it; None: it is done, or ``is_exit`` has ended it.
         """
         for log_ending in offered("run_endings").values() if self.world.is_main else ():
