@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -158,17 +158,13 @@ class Strategy:
             if window.guarded:
                 window.guard.loss = (numbers[1] > 0).float()
 
-    @contextmanager
-    def averaging(self, schedulers: Sequence[Any]) -> Iterator[None]:
-        """Average gradients after each backward that is not of a window of these OptimSchedulers, until the block ends."""
+    def average_each_backward(self, schedulers: Sequence[Any], resources: ExitStack) -> None:
+        """Average gradients after each backward that is not of a window of these OptimSchedulers, until ``resources`` close."""
         self.average = GradientAverage([self.brain.modules], schedulers)
-        self._log("one sum after each backward of its own fit_batch, or when a window of ours closes")
-        try:
-            yield
-        finally:
-            for hook in self.average.hooks:
-                hook.remove()
-            self.average = None
+        self._log(f"one sum after each backward, or when a window closes, since {self.reason}")
+        for hook in self.average.hooks:
+            resources.enter_context(hook)
+        resources.callback(setattr, self, "average", None)
 
     def any_has_more(self) -> bool:
         """Whether some rank has another batch, after one that each has trained on."""
@@ -258,10 +254,11 @@ class GradientAverage:
         hooks: those of the parameters; once they are removed, nothing is averaged.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], schedulers: Sequence[Any]) -> None:
+    def __init__(self, modules: Collection[nn.Module], schedulers: Sequence[Any]) -> None:
         self._owners = {parameter: scheduler for scheduler in schedulers for parameter in scheduler.parameters}
         trained = [own for module in modules for own in _trained(module)]
         self.parameters: list[Tensor] = list(dict.fromkeys(trained))
+        self._sparse = any(getattr(part, "sparse", False) for module in modules for part in module.modules())
         self.schedulers, self.samples, self._queued = schedulers, 1, False
         # torch has no types for it.
         self.hooks = [cast("Any", own).register_post_accumulate_grad_hook(self._queue) for own in self.parameters]
@@ -289,7 +286,8 @@ class GradientAverage:
         parameters = [parameter for parameter in self.parameters if not self._in_window(parameter)]
         own = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_mul_(own, float(self.samples)) if self.samples else torch._foreach_zero_(own)
-        [samples] = sum_up(parameters, torch.tensor([float(self.samples)], device=parameters[0].device))
+        samples = torch.tensor([float(self.samples)], device=parameters[0].device)
+        [samples] = sum_up(parameters, samples, sparse=self._sparse)
         torch._foreach_div_([own.grad for own in parameters if own.grad is not None], samples)
 
 

@@ -245,7 +245,7 @@ class TrainPass:
         self._iteration = self.updater.state.iteration
         brain._begin_pass(batches)
         if brain._strategy is not None and overridden(brain, Brain, "fit_batch"):
-            self.resources.enter_context(brain._strategy.averaging(brain._optim_schedulers))
+            brain._strategy.average_each_backward(brain._optim_schedulers, self.resources)
         if self.state:
             brain._load_pass_state(self.state.to_tree())
             for name in self.metrics.keys() & self.state.metrics:

@@ -232,7 +232,16 @@ class WithoutBackward(ByItself):
 BY_THEMSELVES = [ByItself, ByScaler, ByOptimizersStep]
 KINDS = {
     kind.__name__: kind
-    for kind in (Classifier, SomeUnused, Stepping, SteppingUnused, TwoOptimizers, *BY_THEMSELVES, ByTurns, WithoutBackward)
+    for kind in (
+        Classifier,
+        SomeUnused,
+        Stepping,
+        SteppingUnused,
+        TwoOptimizers,
+        *BY_THEMSELVES,
+        ByTurns,
+        WithoutBackward,
+    )
 }
 
 
@@ -455,7 +464,19 @@ class WithSparseAdam(Sparse):
         self.optimizers_dict["head"] = torch.optim.SGD(self.modules.head.parameters(), lr=0.002)
 
 
-SPARSE = {kind.__name__: kind for kind in (Sparse, Lazy, WithSparseAdam)}
+class SteppingSparse(WithSparseAdam):
+    """Goes backward by itself, and steps one by itself."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+        loss.backward()
+        self.optimizers_dict["table"].step()
+        self.optimizers_dict["table"].zero_grad()
+        self.optimizers_step()
+        return loss.detach()
+
+
+SPARSE = {kind.__name__: kind for kind in (Sparse, Lazy, WithSparseAdam, SteppingSparse)}
 
 
 def fitted_sparse(kind: str) -> dict[str, Tensor]:
