@@ -142,7 +142,8 @@ def check_optim_scheduler(
     if class_setting.node is None:
         return
     name = str(class_setting.value)
-    if name in _OF_SPEECHAIN and find_spec(name.partition(".")[0]) is None:
+    # The spec of a mere folder, such as `exp` with SpeeChain's results, has no origin.
+    if name in _OF_SPEECHAIN and not getattr(find_spec(name.partition(".")[0]), "origin", None):
         class_setting.fault(f"'{name}' is SpeeChain's name; write {_OF_SPEECHAIN[name]}, its arguments are the same")
         return
     path = class_setting.with_spelling_of(SCHEDULES)

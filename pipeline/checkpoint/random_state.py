@@ -1,4 +1,4 @@
-"""The states of the random generators: of Python, torch, numpy and GPUs."""
+"""The states of the random generators: of Python, torch, numpy and GPUs, and of single ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def cpu_random_state() -> dict[str, Any]:
     """The states of the generators of Python, torch's CPU, and numpy if it is in use, as plain data and a tensor."""
     of_numpy = None
     if numpy := sys.modules.get("numpy"):
-        kind, keys, *others = numpy.random.get_state()
-        of_numpy = (kind, keys.tolist(), *others)
+        of_numpy = _plain(numpy.random.get_state())
     return {"python": random.getstate(), "torch": torch.get_rng_state(), "numpy": of_numpy}
 
 
@@ -28,13 +27,55 @@ def restore_cpu_random_state(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *others))
 
 
-def random_state() -> dict[str, Any]:
-    """The states of the same generators, and of every GPU's."""
-    return {**cpu_random_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+def random_state(own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The states of the same generators, of every GPU's, and of some of one's own, by name."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {**cpu_random_state(), "cuda": gpus, **({"own": states_of(own)} if own else {})}
 
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
+def restore_random_state(state: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
     """Restore the generators; those of missing GPUs are skipped."""
     restore_cpu_random_state(state)
     for device, generator_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(generator_state, device)
+    restore_states(own or {}, state.get("own", {}))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a random generator with a state: of Python's class, torch's, or one of numpy's two."""
+    kinds: tuple[type, ...] = random.Random, torch.Generator
+    if numpy := sys.modules.get("numpy.random"):
+        kinds = *kinds, numpy.Generator, numpy.RandomState
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of such generators, as plain data and tensors."""
+    return {name: _state_of(generator) for name, generator in generators.items()}
+
+
+def restore_states(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Restore those of the generators that have a state of their name."""
+    for name in generators.keys() & states.keys():
+        generator, state = generators[name], states[name]
+        if isinstance(generator, random.Random):
+            generator.setstate(state)
+        elif hasattr(generator, "bit_generator"):
+            generator.bit_generator.state = state
+        else:
+            generator.set_state(state)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return _plain(generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state())
+
+
+def _plain(state: Any) -> Any:
+    """A state with lists in place of numpy's arrays, which numpy takes back."""
+    if isinstance(state, Mapping):
+        return {name: _plain(value) for name, value in state.items()}
+    if isinstance(state, tuple):
+        return tuple(map(_plain, state))
+    return state.tolist() if hasattr(state, "tolist") and not isinstance(state, torch.Tensor) else state

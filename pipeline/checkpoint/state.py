@@ -326,6 +326,7 @@ class ExperimentState(StateModel):
         validated: the last iteration that was validated; -1 before the first.
         numbers: what it has reported.
         attributes: the states of its attributes.
+        generators: the states of the random generators in its attributes and loaders.
         lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
         state: its ``training_state``.
     """
@@ -335,6 +336,8 @@ class ExperimentState(StateModel):
     validated: int
     numbers: ReportedState
     attributes: dict[str, Any]
+    # Earlier checkpoints have none.
+    generators: dict[str, Any] = {}
     lines: int | None
     state: OwnState
 
@@ -532,6 +535,7 @@ _OWN: dict[str, _Rule] = {
     "loop.inner.*.state": _pass,
     "fit.running.state": _pass,
     "experiment.data": _kept,
+    "experiment.generators": _kept,
     "experiment.numbers.training": _kept,
 }
 

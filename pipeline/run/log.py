@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
@@ -41,15 +41,31 @@ class StandardLogger:
 
     def __getattr__(self, name: str) -> Any:
         """What loguru's logger has by this name."""
-        if name not in {"debug", "info", "warning", "error", "critical", "exception"}:
+        if name not in {"debug", "info", "warn", "warning", "error", "critical", "exception", "log"}:
             return getattr(logger, name)
-        return partial(_fill_in, getattr(logger.opt(depth=1), name))
+        return partial(_fill_in, "warning" if name == "warn" else name)
 
 
-def _fill_in(log: Callable[..., None], message: str, *args: Any, **kwargs: Any) -> None:
-    if args and "{" not in message:
-        message, args = message % args, ()
-    log(message, *args, **kwargs)
+def _fill_in(method: str, *args: Any, exc_info: Any = None, **kwargs: Any) -> None:
+    log = getattr(logger.opt(depth=1, exception=exc_info), method)
+    level = args[: method == "log"]
+    # loguru knows those of standard logging by name.
+    level = tuple(logging.getLevelName(own) if own in range(10, 51, 10) else own for own in level)
+    message, *values = args[len(level) :]
+    if values:
+        message, kwargs = _filled(str(message), values, kwargs), {}
+    log(*level, message, **kwargs)
+
+
+def _filled(message: str, values: Sequence[Any], named: Mapping[str, Any]) -> str:
+    if "{" in message:
+        with suppress(LookupError, ValueError, AttributeError):
+            return message.format(*values, **named)
+    # As standard logging, of which a mapping may be the only value.
+    alone = len(values) == 1 and isinstance(values[0], Mapping)
+    with suppress(LookupError, ValueError, TypeError):
+        return message % (values[0] if alone else tuple(values))
+    return f"{message} {', '.join(map(str, values))}"
 
 
 def to_stderr(level: str) -> None:

@@ -19,17 +19,32 @@ from loguru import logger
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint import layout, parts, reader, restore
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.checkpoint.random_state import (
+    is_generator,
+    random_state,
+    restore_random_state,
+    restore_states,
+    states_of,
+)
 from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples, to_device
-from pipeline.data.loader import FastForward, SeededLoader, length, position_of, remaining_batches, set_epoch
+from pipeline.data.loader import (
+    FastForward,
+    SeededLoader,
+    generators_of,
+    length,
+    position_of,
+    remaining_batches,
+    set_epoch,
+)
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
@@ -62,21 +77,28 @@ class Batches:
         epoch: which epoch, from 1. 0 stands for the time before the first.
         count: how many of them were taken before; they are left out.
         begun: of an iterator that the user's own ``new_epoch`` has made, the random generators as they were before.
+        generators: those of the user's own, from which the loader or an iterator may draw.
 
     Attributes:
         count: how many were taken so far.
         own: whether the user's own ``new_epoch`` has made the iterator.
     """
 
-    def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None) -> None:
-        self.loader, self.epoch, self.count = loader, epoch, count
+    def __init__(
+        self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None, generators: Any = None
+    ) -> None:
+        self.loader, self.epoch, self.count, self._generators = loader, epoch, count, generators
         map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         # Of an IterableDataset it is not certain.
         self.length = length(loader) if map_style or isinstance(loader, list | tuple) else None
         self.own, self._begun = begun is not None, begun
-        if self.own:
-            self.length = length_hint(loader) or None
-        elif epoch:
+        if isinstance(loader, _BaseDataLoaderIter):
+            # Those that the user has taken are none of the epoch. Of other iterators it is a hint, which may be wrong.
+            self.length = (length_hint(loader) - loader._num_yielded) or None
+        if any(name.startswith("self.train_loader") for name in generators or ()):
+            # Which a sampler of torch's draws from once more where it ends.
+            self.length = None
+        if not self.own and epoch:
             set_epoch(loader, epoch - 1)
         self._rest: Iterator[Any] | None = None
         self._reading: Any = None
@@ -92,11 +114,11 @@ class Batches:
         # What draws from the generators draws again what it drew, in the same order.
         if place and "begun" in place and not self.own:
             self._begun = place["begun"]
-            restore_random_state(self._begun)
+            restore_random_state(self._begun, self._generators)
         if self.count and (self._begun or not self.over()):
             self._iterator()
         if place and place.get("ahead"):
-            restore_random_state(place["ahead"])
+            restore_random_state(place["ahead"], self._generators)
             self.over()
 
     def position(self) -> Mapping[str, Any] | None:
@@ -119,7 +141,7 @@ class Batches:
             # A loader's own state will be that after the batch that is read ahead.
             self._place = self.position()
             if self._place and "ahead" in self._place:
-                self._place = {**self._place, "ahead": random_state()}
+                self._place = {**self._place, "ahead": random_state(self._generators)}
             self._ahead = list(islice(batches, 1))
             if (world := current_world()).size > 1:
                 of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
@@ -143,7 +165,8 @@ class Batches:
 
     def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
-            done, again, self._begun = self.count - self._stand_ins, bool(self._begun), self._begun or random_state()
+            done, again = self.count - self._stand_ins, bool(self._begun)
+            self._begun = self._begun or random_state(self._generators)
             place = None if again else self._place
             if self.own:
                 # How ranks share what it gives is the user's affair.
@@ -206,8 +229,10 @@ class ExperimentBase(RunnerBase):
         self.args = experiment_config.attribute_view(args, "args")
         self.alone = True
         self.iteration = self.epoch = 0
-        # What setup() sets; None until then.
-        vars(self).update(dict.fromkeys(ExperimentBase.__annotations__))
+        # What setup() sets; None until then, but for what a subclass gives.
+        vars(self).update(
+            dict.fromkeys(name for name in ExperimentBase.__annotations__ if not hasattr(type(self), name))
+        )
         self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
         self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
         self._training: dict[str, Any] = {}
@@ -383,6 +408,14 @@ class ExperimentBase(RunnerBase):
         attributes = {place.removeprefix(f"phase.{PHASE}.updater."): part for place, part in places.items()}
         return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
 
+    def _generators(self) -> dict[str, Any]:
+        """The random generators of its own: those in its attributes, and those of its loaders."""
+        attributes = {f"self.{name}": value for name, value in vars(self).items() if is_generator(value)}
+        for name in ("train_loader", "valid_loader"):
+            own = enumerate(generators_of(getattr(self, name)))
+            attributes |= {f"self.{name}.generator {number}": generator for number, generator in own}
+        return attributes
+
     def _modules(self) -> dict[str, nn.Module]:
         """The model, and those of the parts that are modules."""
         modules = {name: part for name, part in self._parts().items() if isinstance(part, nn.Module)}
@@ -464,9 +497,13 @@ class ExperimentBase(RunnerBase):
             self._begin_epoch(again=self._interrupted)
             return
         # From which a resumed run can begin the epoch again.
-        self._begun = random_state()
+        self._begun = random_state(self._generators())
         set_epoch(self.train_loader, self.epoch)
+        before = self._batches
         new_epoch()
+        if self._batches is before:
+            what = f"{type(self).__name__}.new_epoch: did not assign self.iterator, so that there is no batch to read"
+            raise StageError(f"{what}; write self.iterator = iter(self.train_loader)")
 
     @property
     def iterator(self) -> Any:
@@ -483,7 +520,7 @@ class ExperimentBase(RunnerBase):
         if begins and not self._interrupted:
             self._numbers.begin_epoch()
         begun = None if batches is self.train_loader else self._begun
-        self._batches = Batches(batches, self._batches.epoch + begins, begun=begun)
+        self._batches = Batches(batches, self._batches.epoch + begins, begun=begun, generators=self._generators())
         if begins:
             self._begin_epoch(again=self._interrupted)
 
@@ -516,6 +553,7 @@ class ExperimentBase(RunnerBase):
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
             "attributes": parts.part_states(self._parts(), {}, self._options),
+            "generators": states_of(self._generators()),
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
         }
@@ -591,12 +629,14 @@ class ExperimentBase(RunnerBase):
         # The generators last: beginning to read draws a number, as it did before.
         self._batches.open(own.data)
         restore.restore_generators(state, where)
+        with restore.loading(f"{where}: experiment.generators"):
+            restore_states(self._generators(), own.generators)
 
     def _begin_again(self, place: Mapping[str, Any]) -> None:
         """Have one's own ``new_epoch`` begin the epoch that was left once more; before anything that it changes is restored."""
         batches, self._in_epoch = self._batches, True
         self._batches = Batches((), batches.epoch)
-        restore_random_state(place["begun"])
+        restore_random_state(place["begun"], self._generators())
         self.epoch -= 1
         # It has warned when it was called first, and a schedule that it steps may warn that no optimizer has.
         with catch_warnings(action="ignore"):
@@ -621,7 +661,8 @@ class ExperimentBase(RunnerBase):
         batches = state_dict.get("batches", 0)
         self.train_state.pop("batches", None)
         self.iteration, self.epoch = state_dict["iteration"], state_dict["epoch"] + bool(batches)
-        self._batches = Batches(self.train_loader, self.epoch, batches) if batches else Batches((), self.epoch)
+        loader = self.train_loader if batches else ()
+        self._batches = Batches(loader, self.epoch, batches, generators=self._generators())
         self._in_epoch = False
 
     def _begin(self) -> None:
@@ -701,14 +742,14 @@ class ExperimentBase(RunnerBase):
         at_end = self._schedule.validating.intervals and self._is_over()
         if self._validated == self.iteration or not (due or at_end):
             return
-        random = random_state()
+        random = random_state(self._generators())
         with self._numbers.validating(), in_evaluation_mode(self.model), self._world.alone():
             if self._world.is_main:
                 self.valid()
         self._validated = self.iteration
         if not due:
             # A training that goes on with a higher limit draws what it would have drawn.
-            restore_random_state(random)
+            restore_random_state(random, self._generators())
 
     def _is_over(self) -> bool:
         """Whether training is over: at its limit, or after ``context.stop``."""

@@ -72,7 +72,7 @@ class Visuals:
             raise StageError(f"{what}; give it a figure, such as one of matplotlib's")
         image = BytesIO()
         figure.savefig(image, format="png")
-        self._write(f"{tag}-{step:012}.png", image, tag=tag, step=step)
+        self._write(tag, int(step), "png", image)
         # Which keeps it in memory until then.
         if (pyplot := sys.modules.get("matplotlib.pyplot")) and isinstance(figure, pyplot.Figure):
             pyplot.close(figure)
@@ -83,7 +83,10 @@ class Visuals:
         Raises:
             StageError: it is none.
         """
-        sound = torch.as_tensor(audio_array).detach().squeeze()
+        # As a copy where it is numpy's, which may run backwards.
+        sound = (
+            torch.as_tensor(audio_array.copy() if hasattr(audio_array, "strides") else audio_array).detach().squeeze()
+        )
         if sound.dim() != 1 or not sound.is_floating_point() or not sound.isfinite().all():
             what = f"visualizer.add_audio: '{tag}' is of {sound.dtype} and of the shape {[*sound.shape]}"
             raise StageError(f"{what}; give it one channel of finite floats from -1 to 1")
@@ -91,16 +94,17 @@ class Visuals:
         with wave.open(file, "wb") as writer:
             writer.setparams((1, 2, sample_rate, len(samples), "NONE", ""))
             writer.writeframes(struct.pack(f"<{len(samples)}h", *samples))
-        self._write(f"{tag}-{step:012}.wav", file, tag=tag, step=step)
+        self._write(tag, int(step), "wav", file)
 
-    def _write(self, name: str, content: BytesIO, **report: Any) -> None:
+    def _write(self, tag: str, step: int, kind: str, content: BytesIO) -> None:
+        name = f"{tag}-{step:012}.{kind}"
         path = self._folder / name
         if ".." in path.parts or not path.is_relative_to(self._folder):
             raise StageError(f"visualizer: '{name}' is outside of {self._folder}; take / and .. out of its beginning")
         if current_world().is_main:
             replace_durably(path, content.getvalue(), "set output_dir or args.output")
             if self._on_visual:
-                self._on_visual(path=path, **report)
+                self._on_visual(path=path, tag=tag, step=step)
 
 
 class JsonLines(Visuals):
@@ -119,7 +123,7 @@ class JsonLines(Visuals):
         """Write a number; reading a tensor makes a GPU wait."""
         self.file = self.file or self.path.open("a", buffering=1, encoding="utf-8")
         number = value.item() if isinstance(value, Tensor) else float(value)
-        self.file.write(json.dumps({"step": step, "name": tag, "value": finite(number)}) + "\n")
+        self.file.write(json.dumps({"step": int(step), "name": tag, "value": finite(number)}) + "\n")
 
     @property
     def size(self) -> int:
@@ -328,7 +332,8 @@ class Settings(Mapping[str, Any]):
 
     def clone(self) -> Settings:
         """A copy, which may be changed."""
-        items = {name: value.clone() if isinstance(value, Settings) else value for name, value in self.items()}
+        # Plain mappings, since a view within would stay frozen as this one is.
+        items = {name: value.clone()._values if isinstance(value, Settings) else value for name, value in self.items()}
         return Settings(copy.deepcopy(items), self._address)
 
 
@@ -388,9 +393,15 @@ def plain(value: Any) -> Any:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, str | int | float | bool | None):
+    if value is None or isinstance(value, bool):
         return value
-    return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else str(value)
+    for kind in (str, int, float):
+        # Also of a subclass, which YAML does not have.
+        if isinstance(value, kind):
+            return kind(value)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return plain(vars(value)) if hasattr(value, "__dict__") and not callable(value) else str(value)
 
 
 def training_of(context: Context) -> dict[str, Any]:

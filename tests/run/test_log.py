@@ -247,3 +247,42 @@ def test_loading_a_trained_model_leaves_nothing_behind(linear: Path) -> None:
     before = state_of_python()
     load("runs/workspace/latest", "last")
     assert state_of_python() == before
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (("info", "%d of %s", 3, "four"), "INFO 3 of four"),
+        (("info", "%(x)d", {"x": 1}), "INFO 1"),
+        (("info", "{} of {x}", 3), "INFO {} of {x} 3"),
+        (("info", "100% of {}", 3), "INFO 100% of 3"),
+        (("info", "config {'lr': %.1f}", 0.1), "INFO config {'lr': 0.1}"),
+        (("info", "loss", 3), "INFO loss 3"),
+        (("info", "100% {"), "INFO 100% {"),
+        (("warn", "%d", 3), "WARNING 3"),
+        (("log", logging.ERROR, "%d", 3), "ERROR 3"),
+        (("log", "SUCCESS", "{}", 3), "SUCCESS 3"),
+        (("log", 25, "three"), "Level 25 three"),
+    ],
+)
+def test_an_experiments_logger_takes_arguments_as_standard_logging_and_as_loguru(
+    call: tuple[Any, ...], line: str
+) -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{level} {message} {function}")
+    getattr(log.StandardLogger(), call[0])(*call[1:])
+    logger.remove(sink)
+    assert lines == [f"{line} {sys._getframe().f_code.co_name}\n"]
+
+
+def test_an_experiments_logger_shows_the_error_where_it_is_asked_to() -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    try:
+        int("too large")
+    except ValueError as error:
+        log.StandardLogger().error("step %d", 3, exc_info=True)
+        log.StandardLogger().error("step %d", 4, exc_info=error)
+    logger.remove(sink)
+    assert [line.startswith(f"step {step}\nTraceback") for step, line in zip((3, 4), lines, strict=True)] == [True] * 2
+    assert all("ValueError: invalid literal" in line for line in lines)

@@ -9,15 +9,18 @@ import struct
 import sys
 import wave
 from argparse import Namespace
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import yaml
 
 from pipeline import Context
+from pipeline.config import yaml_tree
 from pipeline.config.load import ConfigBuilder
 from pipeline.config.schema import Interval
 from pipeline.errors import ConfigError, StageError, StorageError
@@ -121,6 +124,9 @@ def test_what_is_frozen_cannot_be_set_at_any_depth_and_its_clone_can(config: Set
     clone.training.steps.append(3)
     assert (clone.lr, clone.training.lr, clone.training.steps) == (2, 2, [1, 3])
     assert (config.lr, dict(training)) == (0.1, {"max_iteration": 7, "steps": [1]})
+    experiment_config.freeze(clone)
+    with pytest.raises(ConfigError, match=rf"config.training.lr = 3: {message}"):
+        clone.training.lr = 3
 
 
 def test_a_config_prints_as_yaml(config: Settings) -> None:
@@ -160,6 +166,18 @@ def test_plain_data_is_made_of_mappings_and_objects() -> None:
         "kind": "<class 'int'>",
         "none": None,
     }
+
+
+def test_numbers_of_other_libraries_are_plain_numbers() -> None:
+    config = {
+        "a": numpy.float32(0.5),
+        "b": numpy.float64(0.5),
+        "c": HTTPStatus.OK,
+        "d": torch.tensor([1, 2]),
+        "e": torch.relu,
+    }
+    text = yaml_tree.dump(experiment_config.plain(config))
+    assert yaml.safe_load(text) == {"a": 0.5, "b": 0.5, "c": 200, "d": [1, 2], "e": str(torch.relu)}
 
 
 # As a stage.
@@ -289,7 +307,7 @@ def numbers(heard: Heard) -> PluginNumbers:
 def test_each_number_is_a_json_line() -> None:
     lines = JsonLines(Path("metrics.jsonl"))
     for step, value in enumerate([0.5, torch.tensor(2.0, requires_grad=True), math.nan, 3]):
-        lines.add_scalar("loss", value, step)
+        lines.add_scalar("loss", value, numpy.int64(step))  # type: ignore[arg-type]
     lines.close()
     written = [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
     assert written == [{"step": step, "name": "loss", "value": value} for step, value in enumerate([0.5, 2, None, 3])]
@@ -382,6 +400,12 @@ def test_a_sound_is_a_wav_of_16_bits_as_visualdl_has_it(of: Any) -> None:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 22050)
         # int(32767 * x), of what is clipped to -1 .. 1.
         assert struct.unpack("<6h", file.readframes(9)) == (0, 16383, -16383, 32767, -32767, 32767)
+
+
+def test_a_sound_of_numpys_may_run_backwards() -> None:
+    JsonLines(Path("metrics.jsonl")).add_audio("tone", numpy.array([0.5, 1.0])[::-1], 3)
+    with wave.open("visuals/tone-000000000003.wav") as file:
+        assert struct.unpack("<2h", file.readframes(9)) == (32767, 16383)
 
 
 def test_the_rate_of_a_sound_is_8000_unless_it_is_said() -> None:

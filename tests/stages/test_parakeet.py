@@ -13,14 +13,16 @@ import random
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pipeline import ExperimentBase, GeneralTrainer
+from pipeline.errors import StageError
 from tests.stages.parakeet_shapes import shapes
 
 FIGURES = json.loads(Path(__file__).with_name("parakeet.json").read_text(encoding="utf-8"))
@@ -244,6 +246,35 @@ class Streaming(Line):
         self.train_loader = DataLoader(Rows(), batch_size=2)
 
 
+class OwnGenerator(OwnRead):
+    """Its order is drawn from a generator of the loader alone."""
+
+    def setup_dataloader(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.train_loader = DataLoader(Noise(), batch_size=2, shuffle=True, drop_last=True, generator=generator)
+
+
+class OwnGenerators(Line):
+    """Generators of each kind in attributes, from which the order of an epoch, its batches and the training draw."""
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = [torch.full((2,), float(index)) for index in range(4)]
+        self.python, self.torch = random.Random(1), torch.Generator().manual_seed(2)
+        self.numpy, self.old = numpy.random.default_rng(3), numpy.random.RandomState(4)
+        self.twister = numpy.random.Generator(numpy.random.MT19937(5))
+
+    def new_epoch(self) -> None:
+        self.epoch += 1
+        batches = [self.train_loader[index] for index in self.numpy.permutation(4)]
+        self.python.shuffle(batches)
+        self.iterator = (batch + self.old.standard_normal() + self.twister.random() for batch in batches)
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        for parameter in self.model.parameters():
+            parameter.data += 0.01 * torch.rand((), generator=self.torch) + 0.01 * self.python.random()
+
+
 def by_hand(steps: int, *, falls: bool) -> tuple[list[list[float]], list[float]]:
     """The weights and losses of the loop that all of these write in another way."""
     torch.manual_seed(0)
@@ -277,7 +308,7 @@ def test_what_it_overrides_trains_as_the_loop_by_hand(cls: Any, falls: bool) -> 
     assert (experiment.iteration, experiment.epoch) == (8, 3)
 
 
-OWN = [Line, OwnEpoch, OwnRead, OwnBoth, Generated, OwnTrain, Workers, Streaming]
+OWN = [Line, OwnEpoch, OwnRead, OwnBoth, Generated, OwnTrain, Workers, Streaming, OwnGenerator, OwnGenerators]
 
 
 # Torch says so of a schedule that steps before this process has made a step.
@@ -308,3 +339,78 @@ def test_in_a_config_it_goes_on_bit_for_bit_too(at: int) -> None:
         ends.append([{key: weight.tolist() for key, weight in weights.items()}, lines, context["train_state"]])
     assert ends[0] == ends[1]
     assert ends[0][2]["iteration"] == 8
+
+
+def test_a_loader_with_a_generator_of_its_own_has_another_order_in_each_epoch_of_a_resumed_run() -> None:
+    class Read(OwnGenerator):
+        read: ClassVar[list[float]] = []
+
+        def read_batch(self) -> Any:
+            batch = super().read_batch()
+            self.read.append(batch.floor().sum().item())
+            return batch
+
+    generator = torch.Generator().manual_seed(7)
+    loader = DataLoader(Noise(), batch_size=2, shuffle=True, drop_last=True, generator=generator)
+    for steps in (3, 9):
+        begun(Read, max_iteration=steps, save_interval=1).run()
+    assert Read.read == [batch.floor().sum().item() for _ in range(3) for batch in loader]
+
+
+class Wrapped:
+    """An iterator of the user's own, whose length is that of something else."""
+
+    def __init__(self, loader: Any, length: int) -> None:
+        self.iterator, self.length = iter(loader), length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.iterator
+
+    def __next__(self) -> Tensor:
+        return next(self.iterator)
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_the_end_of_an_iterator_of_ones_own_is_that_of_the_epoch_whatever_its_length(length: int) -> None:
+    class Wrapping(OwnEpoch):
+        def new_epoch(self) -> None:
+            super().new_epoch()
+            self.iterator = Wrapped(self.train_loader, length)
+
+    experiment = begun(Wrapping, max_iteration=8)
+    experiment.run()
+    assert (experiment.iteration, experiment.epoch) == (8, 3)
+
+
+def test_batches_that_are_taken_before_an_iterator_is_assigned_are_none_of_the_epoch() -> None:
+    class Later(OwnEpoch):
+        def new_epoch(self) -> None:
+            iterator = iter(self.train_loader)
+            next(iterator)
+            self.epoch, self.iterator = self.epoch + 1, iterator
+
+    experiment = begun(Later, max_iteration=8)
+    experiment.run()
+    assert (experiment.iteration, experiment.epoch) == (8, 4)
+
+
+@pytest.mark.parametrize("cls", [OwnEpoch, OwnRead])
+def test_a_new_epoch_that_assigns_no_iterator_is_told(cls: Any) -> None:
+    class Forgetful(cls):  # type: ignore[misc]
+        def new_epoch(self) -> None:
+            self.epoch += 1
+
+    with pytest.raises(StageError, match=r"Forgetful\.new_epoch: did not assign self\.iterator"):
+        begun(Forgetful).run()
+
+
+def test_what_the_class_gives_stays() -> None:
+    class Given(Line):
+        valid_loader = [1, 2]  # noqa: RUF012 - as a user writes it
+
+    experiment = begun(Given)
+    experiment.run()
+    assert experiment.valid_loader == [1, 2]

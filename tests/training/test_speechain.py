@@ -241,8 +241,11 @@ def test_a_state_of_ours_that_has_lost_its_window_is_no_state_of_speechain() -> 
     [("noam.Noamlr", "noam"), ("noam.NoamLr", "noam"), ("exp.ExponentDecayLr", "exponential_decay")],
 )
 def test_a_schedule_by_its_name_in_speechain_is_a_fault_that_says_ours(
-    config: Callable[..., dict[str, Any]], name: str, ours: str
+    config: Callable[..., dict[str, Any]], name: str, ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Where SpeeChain writes its results, which is no module of this name.
+    (tmp_path / "exp").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
     chosen = config()
     arguments = {"optim_type": "Adam", "optim_conf": {"lr": 0.1}}
     for spelling, faults in ((name, 1), (ours, 0)):
