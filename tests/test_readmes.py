@@ -24,7 +24,17 @@ from pipeline_plugins.new.command import KINDS
 from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
+from pipeline import (
+    Brain,
+    Context,
+    GeneralTrainer,
+    OptimScheduler,
+    RunOptions,
+    StandardUpdater,
+    Trigger,
+    hookspecs,
+    stages,
+)
 from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
@@ -295,6 +305,52 @@ def test_the_names_of_speechain_are_all_listed_and_are_there() -> None:
             [True],
             [True] * 3,
         )
+
+
+PADDLESPEECH = (
+    "dataloader", "load", "model", "models", "new_epoch", "optimizer", "optimizers", "read_batch", "save", "set_state_dict", "state",
+    "state_dict", "train_iterator", "update", "update_core", "updates_per_epoch",
+)  # fmt: skip
+"""What its StandardUpdater of 2024-03 has: ``dir`` of an instance, without the names that begin with an underscore, and timing."""
+
+
+def test_the_names_of_paddlespeech_are_all_listed_and_are_there() -> None:
+    listed = names_of("PaddleSpeech")
+    assert set(PADDLESPEECH) <= {name.partition("(")[0] for name in listed}
+    model = torch.nn.Linear(1, 1)
+    updater = StandardUpdater(model, torch.optim.SGD(model.parameters(), 0.1), [torch.ones(1, 1)])
+    assert [name for name in PADDLESPEECH if not hasattr(updater, name)] == []
+    own = {name for name in listed if name.partition("(")[0] in PADDLESPEECH}
+    has_the_methods(StandardUpdater, own)
+    plugins, hooks = set(installed_plugins()), set(HOOKS)
+    keys = {*RunnerSchema.model_fields, *PhaseSchema.model_fields, *inspect.signature(Trigger).parameters}
+    # What else its page names is a plugin, a hook, a key, or the like.
+    others = {
+        "Trigger",
+        "plateau",
+        "metrics.jsonl",
+        "--resume auto",
+        "pipeline run",
+        "valid_",
+        "before",
+        "after",
+        "loss",
+        "main",
+    }
+    values = {
+        "100",
+        '"2 epoch"',
+        '"10 update"',
+        '"10 minute"',
+        "self.log(name, value)",
+        "[`optim_schedulers`](#schedules)",
+    }
+    theirs = {"stop_trigger", "out", "__call__", "initialize", "on_error", "finalize", "trigger", "priority"}
+    for name, here in ((name, here) for name, here in listed.items() if name not in own):
+        unknown = set(re.findall(r"`([^`]+)`", here)) - plugins - hooks - keys - others - values - theirs
+        assert not unknown, name
+    for interval in (100, "2 epoch", "10 update", "10 minute"):
+        Trigger(interval)
 
 
 def test_the_run_options_are_all_listed() -> None:

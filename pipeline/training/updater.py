@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.pytree import load_state, save_state
-from pipeline.errors import CheckpointError
-from pipeline.training.brain import Brain
+from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.data.loader import generators_of, length, set_epoch
+from pipeline.data.stream import has_state, state_of
+from pipeline.errors import CheckpointError, DataError
+from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.meters import Meters
+from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
 
 
 def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
@@ -103,3 +112,200 @@ class Updater(UpdaterBase):
     def update(self, batch: Any) -> Tensor:
         """Train on one batch, and return its loss, detached."""
         return self.brain.fit_batch(batch)
+
+
+class _Batches(Iterator[Any]):
+    """The batches of an epoch that are left; ``taken`` counts those that were given."""
+
+    def __init__(self, batches: Iterable[Any], taken: int = 0) -> None:
+        self._rest, self.taken = iter(batches), taken
+
+    def __next__(self) -> Any:
+        batch = next(self._rest)
+        self.taken += 1
+        return batch
+
+
+def _losses_of(model: nn.Module, batch: Any) -> Losses:
+    """What a model returns that computes its loss itself; the one to minimize is ``loss``: its ``main``, or else the sum."""
+    if isinstance(batch, list | tuple):
+        returned = model(*batch)
+    elif isinstance(batch, Mapping):
+        returned = model(**batch)
+    else:
+        returned = model(batch)
+    losses = losses_by_name(returned, f"{type(model).__name__}.forward")
+    if isinstance(returned, Tensor):
+        return losses
+    main = losses.pop("main") if "main" in losses else reduce(torch.add, losses.values())
+    return {**losses, "loss": main}
+
+
+class OwnLossBrain(ModuleBrain):
+    """Makes a Brain of a module that computes its loss itself, of the whole batch, for a phase with an updater."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, cast("Any", _losses_of))
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """The losses."""
+        return _losses_of(self.module, batch)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        """The same."""
+        return predictions
+
+
+class StandardUpdater(UpdaterBase):
+    """Trains a model that computes its loss itself. By hand ``update()`` reads the batch, in a run it is given one.
+
+    Args:
+        model: is called with the items of a batch, by position or by name; returns its loss, or several by name, of which
+            ``main`` is minimized, or else their sum.
+        optimizer: of torch. A run gives that of the phase, and steps it as its OptimScheduler says.
+        dataloader: gives the batches by hand.
+        init_state: the counters with which it begins.
+
+    Attributes:
+        models, optimizers: name -> what ``state_dict`` keeps; ``main`` is what it was given.
+        optim_schedulers: those of the run; None by hand.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, dataloader: Any, init_state: UpdaterState | None = None
+    ) -> None:
+        super().__init__(init_state)
+        self.model, self.optimizer, self.dataloader = model, optimizer, dataloader
+        self.models: dict[str, Any] = {"main": model}
+        self.optimizers: dict[str, Any] = {"main": optimizer}
+        self.optim_schedulers: Mapping[str, OptimScheduler] | None = None
+        self._batches: _Batches | None = None
+        self._begun: dict[str, Any] = {}
+        # Also where the user's code calls it.
+        vars(self)["new_epoch"] = partial(self._begin_epoch, self.new_epoch)
+
+    @property
+    def updates_per_epoch(self) -> int | None:
+        """How many batches an epoch has; None where the dataloader does not say."""
+        return length(self.dataloader)
+
+    @property
+    def train_iterator(self) -> Iterator[Any]:
+        """The batches that are left of this epoch. Another iterator may be assigned, which begins an epoch."""
+        if self._batches is None:
+            self.new_epoch()
+        return self._batches or iter(())
+
+    @train_iterator.setter
+    def train_iterator(self, batches: Iterable[Any]) -> None:
+        self._batches = _Batches(batches)
+
+    def new_epoch(self) -> None:
+        """Begin an epoch of the dataloader, in its own order."""
+        set_epoch(self.dataloader, self.state.epoch)
+        self.train_iterator = iter(self.dataloader)
+
+    def read_batch(self) -> Any:
+        """The next batch; after the last one, that of a new epoch.
+
+        Raises:
+            DataError: the dataloader has none.
+        """
+        for _ in range(2):
+            for batch in islice(self.train_iterator, 1):
+                return batch
+            self.new_epoch()
+        what = f"{type(self).__name__}.read_batch: the dataloader gave no batch in epoch {self.state.epoch}"
+        raise DataError(f"{what}; check the dataset, or drop_last with few samples")
+
+    def update(self, batch: Any = None) -> Any:
+        """Train on one batch: in a run on the one that is given, by hand on the next, which is counted."""
+        if batch is not None:
+            return self.update_core(batch)
+        for model in self.models.values():
+            model.train()
+        losses = self.update_core(self.read_batch())
+        self.state.iteration += 1
+        if self.updates_per_epoch and self.state.iteration % self.updates_per_epoch == 0:
+            self.state.epoch += 1
+        return losses
+
+    def update_core(self, batch: Any) -> Any:
+        """Make a step on a batch; a subclass that does so may report numbers with ``log``, or return its losses.
+
+        Raises:
+            DataError: the model returns no loss.
+        """
+        losses = _losses_of(self.model, batch)
+        if self.optim_schedulers is None:
+            self.optimizer.zero_grad()
+            torch.autograd.backward(losses["loss"])
+            self.optimizer.step()
+        else:
+            optimize(losses, self.optim_schedulers)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters, the models, the optimizers and the place in the data; in a run, which keeps the rest, the counters."""
+        state = super().state_dict()
+        if self.optim_schedulers is None:
+            state |= {f"{name}_params": model.state_dict() for name, model in self.models.items()}
+            state |= {f"{name}_optimizer": optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+            state["random"] = self._random()
+            if self._batches is not None:
+                place = state_of(self.dataloader, "the dataloader") if self._loader_goes_on() else None
+                state["data"] = {**self._begun, "taken": self._batches.taken, "place": place}
+        return state
+
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state, bit for bit, also in the middle of an epoch; without a place in the data a new one begins.
+
+        Raises:
+            CheckpointError: it is the state of another.
+        """
+        super().set_state_dict(state_dict)
+        if self.optim_schedulers is not None:
+            return
+        kind, self._batches = type(self).__name__, None
+        for what, parts in (("params", self.models), ("optimizer", self.optimizers)):
+            for name, part in parts.items():
+                with fitting(
+                    f"{kind}.set_state_dict", f"{name}_{what}", f"give it what state_dict() of a {kind} returned"
+                ):
+                    part.load_state_dict(state_dict[f"{name}_{what}"])
+        if "data" in state_dict and state_dict["data"]["taken"] != self.updates_per_epoch:
+            self._go_on(**state_dict["data"])
+        if "random" in state_dict:
+            self._restore_random(state_dict["random"])
+
+    def _begin_epoch(self, new_epoch: Any) -> None:
+        self._begun = {"epoch": self.state.epoch, "random": self._random()}
+        new_epoch()
+
+    def _go_on(self, epoch: int, random: Mapping[str, Any], taken: int, place: Mapping[str, Any] | None) -> None:
+        """Begin the epoch again, and leave out what was taken."""
+        now, self.state.epoch = self.state.epoch, epoch
+        self._restore_random(random)
+        if place and self._loader_goes_on():
+            set_epoch(self.dataloader, epoch)
+            self.dataloader.load_state_dict(place)
+            self._begun, self._batches = {"epoch": epoch, "random": random}, _Batches(self.dataloader, taken)
+        else:
+            self.new_epoch()
+            for _ in islice(self.train_iterator, taken):
+                pass
+        self.state.epoch = now
+
+    def _loader_goes_on(self) -> bool:
+        """Whether the dataloader knows its place, so that no batch has to be read again."""
+        return has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
+
+    def _random(self) -> dict[str, Any]:
+        """The states of the random generators, and of those that only the dataloader uses."""
+        own = [generator.get_state() for generator in generators_of(self.dataloader)]
+        return {**random_state(), "dataloader": own}
+
+    def _restore_random(self, state: Mapping[str, Any]) -> None:
+        restore_random_state(state)
+        for generator, own in zip(generators_of(self.dataloader), state["dataloader"], strict=False):
+            generator.set_state(own)

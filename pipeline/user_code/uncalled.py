@@ -12,6 +12,8 @@ BRAIN = "pipeline.training.brain:Brain"
 
 TRAINER = "pipeline.trainer:GeneralTrainer"
 
+STANDARD_UPDATER = "pipeline.training.updater:StandardUpdater"
+
 # Method -> what to do instead; in a Brain, be it alone or in a config.
 BRAIN_REMEDIES = {
     "freeze_optimizers": "call requires_grad_(False) on what is to rest, in on_stage_start or on_fit_batch_start",
@@ -26,6 +28,12 @@ BRAIN_REMEDIES = {
 CONFIG_REMEDIES = {
     **BRAIN_REMEDIES,
     "init_optimizers": "name the optimizers under optim_schedulers of the phase; an updater of your own may make its own",
+}
+
+# The same in a StandardUpdater of a config; by hand it calls them.
+UPDATER_REMEDIES = {
+    "read_batch": "the run reads the batches; change them in update_core, or with a collate_fn of the dataset",
+    "new_epoch": "the run begins the epochs; write a plugin with before_epoch, or a dataset or sampler with set_epoch",
 }
 
 # The same in a subclass of GeneralTrainer.
