@@ -238,15 +238,10 @@ class Network(NetworkBase):
         address, loader = f"phase.{phase.name}.updater", context["dataset"][phase.dataset_name or ""]
         path, config = phase.updater.class_path, context["config"]
         cls = load_named(path, f"{address}.class_path", "Updater", config, base=UpdaterBase)
-        ours = {
-            "model": model,
-            "brain": brain,
-            "optim_schedulers": optim_schedulers,
-            "loader": loader,
-            "dataloader": loader,
-        }
+        ours = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
+        ours["dataloader"] = loader
         if len(optim_schedulers) == 1:
-            [ours["optimizer"]] = [scheduler.optimizer for scheduler in optim_schedulers.values()]
+            ours["optimizer"] = next(iter(optim_schedulers.values())).optimizer
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         updater = make(cls, arguments, address, "updater.args", UpdaterBase)

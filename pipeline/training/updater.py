@@ -114,18 +114,6 @@ class Updater(UpdaterBase):
         return self.brain.fit_batch(batch)
 
 
-class _Batches(Iterator[Any]):
-    """The batches of an epoch that are left; ``taken`` counts those that were given."""
-
-    def __init__(self, batches: Iterable[Any], taken: int = 0) -> None:
-        self._rest, self.taken = iter(batches), taken
-
-    def __next__(self) -> Any:
-        batch = next(self._rest)
-        self.taken += 1
-        return batch
-
-
 def _losses_of(model: nn.Module, batch: Any) -> Losses:
     """What a model returns that computes its loss itself; the one to minimize is ``loss``: its ``main``, or else the sum."""
     if isinstance(batch, list | tuple):
@@ -179,8 +167,8 @@ class StandardUpdater(UpdaterBase):
         self.models: dict[str, Any] = {"main": model}
         self.optimizers: dict[str, Any] = {"main": optimizer}
         self.optim_schedulers: Mapping[str, OptimScheduler] | None = None
-        self._batches: _Batches | None = None
-        self._begun: dict[str, Any] = {}
+        self._iterator: Iterator[Any] | None = None
+        self._begun, self._taken = dict[str, Any](), 0
         # Also where the user's code calls it.
         vars(self)["new_epoch"] = partial(self._begin_epoch, self.new_epoch)
 
@@ -192,13 +180,18 @@ class StandardUpdater(UpdaterBase):
     @property
     def train_iterator(self) -> Iterator[Any]:
         """The batches that are left of this epoch. Another iterator may be assigned, which begins an epoch."""
-        if self._batches is None:
+        if self._iterator is None:
             self.new_epoch()
-        return self._batches or iter(())
+        return self._iterator or iter(())
 
     @train_iterator.setter
     def train_iterator(self, batches: Iterable[Any]) -> None:
-        self._batches = _Batches(batches)
+        self._iterator, self._taken = self._counted(batches), 0
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._taken += 1
+            yield batch
 
     def new_epoch(self) -> None:
         """Begin an epoch of the dataloader, in its own order."""
@@ -249,12 +242,11 @@ class StandardUpdater(UpdaterBase):
         """The counters, the models, the optimizers and the place in the data; in a run, which keeps the rest, the counters."""
         state = super().state_dict()
         if self.optim_schedulers is None:
-            state |= {f"{name}_params": model.state_dict() for name, model in self.models.items()}
-            state |= {f"{name}_optimizer": optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+            state |= {name: part.state_dict() for name, part in self._parts().items()}
             state["random"] = self._random()
-            if self._batches is not None:
+            if self._iterator is not None:
                 place = state_of(self.dataloader, "the dataloader") if self._loader_goes_on() else None
-                state["data"] = {**self._begun, "taken": self._batches.taken, "place": place}
+                state["data"] = {**self._begun, "taken": self._taken, "place": place}
         return state
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -266,17 +258,18 @@ class StandardUpdater(UpdaterBase):
         super().set_state_dict(state_dict)
         if self.optim_schedulers is not None:
             return
-        kind, self._batches = type(self).__name__, None
-        for what, parts in (("params", self.models), ("optimizer", self.optimizers)):
-            for name, part in parts.items():
-                with fitting(
-                    f"{kind}.set_state_dict", f"{name}_{what}", f"give it what state_dict() of a {kind} returned"
-                ):
-                    part.load_state_dict(state_dict[f"{name}_{what}"])
+        self._iterator, remedy = None, f"give it what state_dict() of a {type(self).__name__} returned"
+        for name, part in self._parts().items():
+            with fitting(f"{type(self).__name__}.set_state_dict", name, remedy):
+                part.load_state_dict(state_dict[name])
         if "data" in state_dict and state_dict["data"]["taken"] != self.updates_per_epoch:
             self._go_on(**state_dict["data"])
         if "random" in state_dict:
             self._restore_random(state_dict["random"])
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {f"{name}_params": model for name, model in self.models.items()}
+        return parts | {f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()}
 
     def _begin_epoch(self, new_epoch: Any) -> None:
         self._begun = {"epoch": self.state.epoch, "random": self._random()}
@@ -286,15 +279,13 @@ class StandardUpdater(UpdaterBase):
         """Begin the epoch again, and leave out what was taken."""
         now, self.state.epoch = self.state.epoch, epoch
         self._restore_random(random)
-        if place and self._loader_goes_on():
+        if place:
             set_epoch(self.dataloader, epoch)
             self.dataloader.load_state_dict(place)
-            self._begun, self._batches = {"epoch": epoch, "random": random}, _Batches(self.dataloader, taken)
-        else:
-            self.new_epoch()
-            for _ in islice(self.train_iterator, taken):
-                pass
-        self.state.epoch = now
+        self.new_epoch()
+        for _ in () if place else islice(self.train_iterator, taken):
+            pass
+        self.state.epoch, self._taken = now, taken
 
     def _loader_goes_on(self) -> bool:
         """Whether the dataloader knows its place, so that no batch has to be read again."""
