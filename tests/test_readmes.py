@@ -39,12 +39,13 @@ from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
-from pipeline.context import FIRST_KEYS, OTHER_KEYS
+from pipeline.context import FIRST_KEYS, OTHER_KEYS, EngineMode
 from pipeline.errors import ExitCode
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
 from pipeline.training.run_options import DEPRECATED
 from pipeline.user_code.plugins import HOOKS, installed_plugins
+from pipeline.user_code.uncalled import TRAINER_REMEDIES
 from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[1]
@@ -351,6 +352,28 @@ def test_the_names_of_paddlespeech_are_all_listed_and_are_there() -> None:
         assert not unknown, name
     for interval in (100, "2 epoch", "10 update", "10 minute"):
         Trigger(interval)
+
+
+def test_the_names_of_paddlerec_are_all_listed_and_are_there() -> None:
+    listed = names_of("PaddleRec")
+    for stage, (base, method) in METHODS.items():
+        here = listed[f"{stage.capitalize()}.{method}(context)"]
+        assert f"`{base.__name__}`" in here
+        has_the_methods(base, re.findall(r"`(\w+\([\w, ]+\))`", here))
+    keys = {name[9:-2] for name in listed if name.startswith('context["')}
+    assert keys <= {key.name for key in (*FIRST_KEYS, *OTHER_KEYS)}
+    assert {"status", "is_exit", "engine", "device", "fleet_mode", "is_infer", "dataset", "model"} < keys
+    gone = {"exe", "place", "fleet", "strategy", "is_pslib", "cluster_type"}
+    assert gone < listed.keys() - {key.name for key in (*FIRST_KEYS, *OTHER_KEYS)}
+    remedies = {name for name in listed if name in TRAINER_REMEDIES}
+    assert remedies == TRAINER_REMEDIES.keys() - METHODS.keys()
+    for name in remedies:
+        assert any(word in TRAINER_REMEDIES[name] for word in re.findall(r"`(\w+)[`(]", listed[name])), name
+    words = {word.partition("(")[0] for name in remedies for word in re.findall(r"`(\w+)", listed[name])}
+    assert words <= {*HOOKS, "statuses", "abort"}
+    judges = re.findall(r"`(\w+)`", listed["PosNegRatio"])
+    assert [name for name in judges if not hasattr(metrics, name)] == []
+    assert EngineMode.SINGLE == 1
 
 
 def test_the_run_options_are_all_listed() -> None:
