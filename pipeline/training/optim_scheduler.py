@@ -279,6 +279,8 @@ class OptimScheduler(ABC):
         self.grad_clip, self.grad_norm_type, self.grad_clip_value = grad_clip, grad_norm_type, grad_clip_value
         self.scaler: GradScaler | None = None
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = self.measures_norm = False
+        # Whether the gradients of the open window are those of its mean loss already.
+        self.averaged = False
         self.guarded = self.under_autocast = True
         self.real_step = self.batches = self.epoch = 0
         # A number of samples; a tensor while a window closes that several GPUs share.
@@ -411,7 +413,7 @@ class OptimScheduler(ABC):
         self.real_step += 1
         if acts:
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
-            if self.strategy is not None:
+            if self.strategy is not None and not self.averaged:
                 self.strategy.close(self)
             if not (self.constant or self.discards):
                 rate = self.update_lr(self.real_step, epoch + 1)
@@ -440,10 +442,26 @@ class OptimScheduler(ABC):
                 self.rate = self.rate * 1.0
                 self._put_back(rates)
         self.batches = self.samples = 0
-        self.discards = self.weighted = False
+        self.discards = self.weighted = self.averaged = False
         if self.guard.loss is not None:
             self.guard.close()
         return acts
+
+    def average(self) -> None:
+        """Make the gradients of the open window those of its mean loss on all ranks, for code that steps by itself."""
+        if self.strategy is not None:
+            self.strategy.close(self)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if gradients and (self.weighted or self.accum_grad > 1):
+            torch._foreach_div_(gradients, self.samples if type(self.samples) is Tensor else float(self.samples))
+        self.samples, self.weighted, self.averaged = 1, False, True
+
+    def leave_window(self, *, stepped: bool) -> None:
+        """End a window in which this did not act: others have stepped the optimizer, or its gradients wait for the next."""
+        self.batches, self.averaged = 0, False
+        if stepped:
+            self.real_step, self.samples, self.discards = self.real_step + 1, 0, False
+            self.guard.close()
 
     def skip_update(self) -> None:
         """In ``before_update``: discard the window, so that the optimizer does not step and its gradients are cleared.
@@ -673,6 +691,7 @@ def backward_and_step(
     *,
     last: bool = False,
     retain_graph: bool | None = None,
+    steps: bool = True,
 ) -> tuple[bool, bool]:
     """Run one backward for each distinct loss, then step each scheduler whose window is full: ``optimize`` in the hot loop.
 
@@ -684,6 +703,7 @@ def backward_and_step(
         last: whether this is the last batch of a pass, which closes every window.
         retain_graph: whether the last backward leaves the graph in place; None: nobody else goes through it, so a plain
             backward will do where one scheduler ``owns_all``.
+        steps: whether the schedulers whose window is full step; else the caller sees to that.
 
     Returns:
         As ``optimize``, and likewise what it raises.
@@ -703,7 +723,7 @@ def backward_and_step(
     for scheduler in optim_schedulers:
         scheduler.batches += 1
         scheduler.samples += samples
-        if last or scheduler.batches >= scheduler.accum_grad:
+        if steps and (last or scheduler.batches >= scheduler.accum_grad):
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
     if only.strategy is not None:
