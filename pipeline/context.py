@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
 
 from pipeline.config.schema import RunnerSchema
@@ -25,15 +25,12 @@ if TYPE_CHECKING:
     Own = TypeVar("Own", bound=str)
 
 
-class EngineMode(IntEnum):
+class EngineMode(int, Enum):
     """Where a runner runs; the names and numbers are PaddleRec's."""
 
     SINGLE = 1
     CLUSTER = 2
     LOCAL_CLUSTER = 3
-
-    # As of any other Enum: a number alone says nothing in a log.
-    __str__ = Enum.__str__
 
 
 # Stage -> the method that the trainer calls, in the order in which they run.

@@ -268,6 +268,12 @@ def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults()
     assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
 
 
+def names_of(ancestor: str) -> dict[str, str]:
+    """Name in an ancestor -> what its page says of it; a name with its parameters."""
+    rows = cells("pipeline/training", f"| {ancestor} | here |")
+    return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
+
+
 PARAKEET = (
     "args", "checkpoint_dir", "close", "config", "dump_config", "epoch", "init_parallel", "iteration", "iterator", "logger", "model",
     "new_epoch", "optimizer", "output_dir", "parallel", "read_batch", "resume_or_load", "run", "save", "setup", "setup_checkpointer",
@@ -295,9 +301,7 @@ def test_the_names_of_parakeet_are_all_listed_and_are_there(tmp_path: Path) -> N
     experiment = Experiment({"training": dict.fromkeys(("valid_interval", "save_interval", "max_iteration"), 1)}, args)
     experiment.setup()
     experiment.close()
-    names = [
-        name for row in cells("pipeline/training", "| Parakeet | here |") for name in re.findall(r"`([^`]+)`", row[0])
-    ]
+    names = names_of("Parakeet")
     assert sorted(name.removesuffix("()") for name in names if "." not in name) == sorted(PARAKEET)
     for name in names:
         path, _, parameters = name.removesuffix(")").partition("(")
@@ -328,22 +332,12 @@ def test_the_names_of_speechbrain_are_all_listed_and_are_there() -> None:
 
     brain = Small({"net": torch.nn.Linear(1, 1)}, lambda parameters: torch.optim.SGD(parameters, 0.1))
     brain.fit(range(1), [torch.ones(2, 1)], progressbar=False)
-    names = [
-        name
-        for row in cells("pipeline/training", "| SpeechBrain | here |")
-        for name in re.findall(r"`([^`]+)`", row[0])
-    ]
+    names = names_of("SpeechBrain")
     assert sorted(name.removesuffix("()") for name in names) == sorted(SPEECHBRAIN)
     for name in names:
         found = getattr(brain, name.removesuffix("()"))
         kept = name in {"opt_class", "modules", "raw_modules"}
         assert kept or callable(found) == ("(" in name), name
-
-
-def names_of(ancestor: str) -> dict[str, str]:
-    """Name in an ancestor -> what its page says of it; a name with its parameters."""
-    rows = cells("pipeline/training", f"| {ancestor} | here |")
-    return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
 
 
 def has_the_methods(kind: type[Any], names: Iterable[str]) -> None:
@@ -358,7 +352,7 @@ SPEECHAIN = (
     "accum_grad", "distributed", "extra_repr_fn", "ft_factor", "get_lr", "grad_clip", "grad_norm_type", "load_state_dict", "model",
     "optim_loss", "optimizer", "scaler", "sche_init", "state_dict", "step", "step_per_update", "update_lr", "updated_modules",
 )  # fmt: skip
-"""What its OptimScheduler of 2024-09 has: ``dir`` of an instance, without the names that begin with an underscore."""
+"""What its OptimScheduler has, of 2024-03 as of 2024-09: ``dir`` of an instance, without the names that begin with an underscore."""
 
 
 def test_the_names_of_speechain_are_all_listed_and_are_there() -> None:

@@ -246,14 +246,12 @@ def check_updater(phase: Setting) -> None:
     own = {name: argument.node for name, argument in arguments.entries() if name not in UPDATER_ARGUMENTS}
     if arguments.is_mapping:
         arguments.with_keys(own).check_call(definition, path.origin, UPDATER_ARGUMENTS)
-    cls = path.value
-    definition = source.class_definition(cls) if isinstance(cls, type) else definition
+    definition = source.class_definition(path.value) if isinstance(path.value, type) else definition
     for message in uncalled.uncalled_faults(definition, uncalled.STANDARD_UPDATER, uncalled.UPDATER_REMEDIES):
         path.fault(message)
-    parameters, optimizers = classes.parameters(definition) if definition else None, phase["optim_schedulers"].value
-    if definition and parameters and "optimizer" in parameters.required and len(optimizers or ()) > 1:
-        what = f"takes one optimizer, and the phase has {', '.join(optimizers)}"
-        path.fault(f"{definition.name} {what}; take optim_schedulers, which has them by name")
+    parameters, schedulers = classes.parameters(definition) if definition else None, phase["optim_schedulers"].entries()
+    if parameters and "optimizer" in parameters.required and len(names := [name for name, _ in schedulers]) > 1:
+        path.fault(f"takes one optimizer, and the phase has {', '.join(names)}; let it take optim_schedulers, by name")
 
 
 # What the runner calls on a metric.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import islice
@@ -116,15 +117,9 @@ class Updater(UpdaterBase):
 
 def _losses_of(model: nn.Module, batch: Any) -> Losses:
     """What a model returns that computes its loss itself; the one to minimize is ``loss``: its ``main``, or else the sum."""
-    if isinstance(batch, list | tuple):
-        returned = model(*batch)
-    elif isinstance(batch, Mapping):
-        returned = model(**batch)
-    else:
-        returned = model(batch)
+    items = batch if isinstance(batch, list | tuple | Mapping) else (batch,)
+    returned = model(**items) if isinstance(items, Mapping) else model(*items)
     losses = losses_by_name(returned, f"{type(model).__name__}.forward")
-    if isinstance(returned, Tensor):
-        return losses
     main = losses.pop("main") if "main" in losses else reduce(torch.add, losses.values())
     return {**losses, "loss": main}
 
@@ -245,7 +240,9 @@ class StandardUpdater(UpdaterBase):
             state |= {name: part.state_dict() for name, part in self._parts().items()}
             state["random"] = self._random()
             if self._iterator is not None:
-                place = state_of(self.dataloader, "the dataloader") if self._loader_goes_on() else None
+                # Of the iterators of a user's own new_epoch the loader cannot tell.
+                knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
+                place = state_of(self.dataloader, "the dataloader") if knows else None
                 state["data"] = {**self._begun, "taken": self._taken, "place": place}
         return state
 
@@ -262,8 +259,15 @@ class StandardUpdater(UpdaterBase):
         for name, part in self._parts().items():
             with fitting(f"{type(self).__name__}.set_state_dict", name, remedy):
                 part.load_state_dict(state_dict[name])
-        if "data" in state_dict and state_dict["data"]["taken"] != self.updates_per_epoch:
-            self._go_on(**state_dict["data"])
+        if (data := state_dict.get("data")) and data["taken"] != self.updates_per_epoch:
+            # The epoch is begun again, and what was taken is left out.
+            self._restore_random(data["random"])
+            self.state.epoch = data["epoch"]
+            if data["place"]:
+                self.dataloader.load_state_dict(data["place"])
+            self.new_epoch()
+            deque(islice(self.train_iterator, 0 if data["place"] else data["taken"]), 0)
+            self.state.epoch, self._taken = state_dict["epoch"], data["taken"]
         if "random" in state_dict:
             self._restore_random(state_dict["random"])
 
@@ -271,30 +275,13 @@ class StandardUpdater(UpdaterBase):
         parts = {f"{name}_params": model for name, model in self.models.items()}
         return parts | {f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()}
 
-    def _begin_epoch(self, new_epoch: Any) -> None:
+    def _begin_epoch(self, new_epoch: Callable[[], None]) -> None:
         self._begun = {"epoch": self.state.epoch, "random": self._random()}
         new_epoch()
 
-    def _go_on(self, epoch: int, random: Mapping[str, Any], taken: int, place: Mapping[str, Any] | None) -> None:
-        """Begin the epoch again, and leave out what was taken."""
-        now, self.state.epoch = self.state.epoch, epoch
-        self._restore_random(random)
-        if place:
-            set_epoch(self.dataloader, epoch)
-            self.dataloader.load_state_dict(place)
-        self.new_epoch()
-        for _ in () if place else islice(self.train_iterator, taken):
-            pass
-        self.state.epoch, self._taken = now, taken
-
-    def _loader_goes_on(self) -> bool:
-        """Whether the dataloader knows its place, so that no batch has to be read again."""
-        return has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
-
     def _random(self) -> dict[str, Any]:
         """The states of the random generators, and of those that only the dataloader uses."""
-        own = [generator.get_state() for generator in generators_of(self.dataloader)]
-        return {**random_state(), "dataloader": own}
+        return {**random_state(), "dataloader": [own.get_state() for own in generators_of(self.dataloader)]}
 
     def _restore_random(self, state: Mapping[str, Any]) -> None:
         restore_random_state(state)

@@ -77,7 +77,7 @@ def uncalled_faults(
     ]
     # A trainer has no attribute of such a name; its stages' names are too common to tell.
     absent = remedies.keys() - {*STAGES, *methods} if base == TRAINER else set()
-    for cls in own if absent else ():
+    for cls in own:
         used = sorted(absent & set(_mentions(cls.node, ())))
         faults += [f"{cls.name} ({cls.location}) uses {name}, which nobody has here; {remedies[name]}" for name in used]
     return faults

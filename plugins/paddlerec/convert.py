@@ -112,8 +112,11 @@ class _Config(Section):
         parts = PurePath(os.path.normpath(given)).parts
         is_own = self.home.parts[len(self.home.parts) - len(parts) :] == parts
         meant = self.home if is_own else Path(given).resolve()
+        if meant == self.home and not self.holds_files(meant) and self.holds_files(meant.parent):
+            # PaddleRec's command ran there.
+            meant = meant.parent
         was = "it was relative to where the command ran, and is to this file now"
-        if not meant.is_dir() and self.holds_files():
+        if not meant.is_dir() and self.holds_files(self.home):
             new = os.path.relpath(self.home, self.folder)
             self.change(entry, new, f"{was}; there is no folder {meant}, and the files of this config lie beside it")
         elif not meant.is_dir():
@@ -124,11 +127,11 @@ class _Config(Section):
         else:
             self.notes.add(entry, f"{was}; nothing to do")
 
-    def holds_files(self) -> bool:
-        """Whether something of the workspace that the config names is in the config's own folder."""
+    def holds_files(self, folder: Path) -> bool:
+        """Whether something of the workspace that the config names is in a folder."""
         # As it was read: by now entries may have changed.
         names = re.findall(r"\{workspace\}/+([^'\"]+)", re.sub(r"\\+", "/", str(self.document.ours.plain())))
-        return any(os.path.exists(self.home / name) for name in names)
+        return any(os.path.exists(folder / name) for name in names)
 
     def runners(self, entry: Entry) -> None:
         """``runner``: each with what the train runner before it in ``mode`` has saved."""

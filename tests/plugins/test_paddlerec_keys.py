@@ -566,3 +566,18 @@ def test_a_folder_that_was_copied_alone_is_its_own_workspace(tmp_path: Path, fil
     assert yaml.safe_load(done.text)["workspace"] == expected
     (note,) = [note.message for note in done.notes if note.address == "workspace"]
     assert f"there is no folder {Path('models/rank/dnn').resolve()}" in note
+
+
+@pytest.mark.parametrize(("beside", "expected"), [(False, ".."), (True, ".")])
+def test_a_workspace_of_the_folder_in_which_the_command_ran_is_found_above(
+    tmp_path: Path, beside: bool, expected: str
+) -> None:
+    home = tmp_path / "movies" / "rank"
+    home.mkdir(parents=True)
+    (home / "model.py").touch()
+    if beside:
+        (home / "rank").mkdir()
+        (home / "rank" / "model.py").touch()
+    model = 'phase: [{name: p, dataset_name: d, model: "{workspace}/rank/model.py"}]\n'
+    (home / "config.yaml").write_text(f"workspace: ./\n{RUNNER}{model}", encoding="utf-8")
+    assert yaml.safe_load(convert(home / "config.yaml", home).text)["workspace"] == expected

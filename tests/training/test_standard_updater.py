@@ -437,5 +437,5 @@ def test_a_phase_with_several_optimizers_says_that_it_takes_one(config: Config) 
         phase(config, {"class_path": "pipeline.StandardUpdater"}, schedulers={"a": scheduler, "b": scheduler})
     )
     assert [fault.message for fault in faults] == [
-        "StandardUpdater takes one optimizer, and the phase has a, b; take optim_schedulers, which has them by name"
+        "takes one optimizer, and the phase has a, b; let it take optim_schedulers, by name"
     ]
