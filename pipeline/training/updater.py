@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.pytree import load_state, save_state
@@ -50,7 +51,11 @@ class UpdaterBase:
 
     def __init__(self, init_state: UpdaterState | None = None) -> None:
         self.state = init_state or UpdaterState()
-        self.logged = Meters()
+
+    @cached_property
+    def logged(self) -> Meters:
+        """What ``log`` gathers."""
+        return Meters()
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
         """Report a number with those of the pass, as ``Brain.log`` does."""
@@ -154,6 +159,12 @@ class StandardUpdater(UpdaterBase):
         optim_schedulers: those of the run; None by hand.
     """
 
+    # Of the class, since PaddleSpeech's updaters of several models do not call this constructor.
+    optim_schedulers: Mapping[str, OptimScheduler] | None = None
+    _iterator: Iterator[Any] | None = None
+    _begun: Mapping[str, Any] | None = None
+    _taken = 0
+
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, dataloader: Any, init_state: UpdaterState | None = None
     ) -> None:
@@ -161,11 +172,7 @@ class StandardUpdater(UpdaterBase):
         self.model, self.optimizer, self.dataloader = model, optimizer, dataloader
         self.models: dict[str, Any] = {"main": model}
         self.optimizers: dict[str, Any] = {"main": optimizer}
-        self.optim_schedulers: Mapping[str, OptimScheduler] | None = None
-        self._iterator: Iterator[Any] | None = None
-        self._begun, self._taken = dict[str, Any](), 0
-        # Also where the user's code calls it.
-        vars(self)["new_epoch"] = partial(self._begin_epoch, self.new_epoch)
+        self._watch_epochs()
 
     @property
     def updates_per_epoch(self) -> int | None:
@@ -181,7 +188,14 @@ class StandardUpdater(UpdaterBase):
 
     @train_iterator.setter
     def train_iterator(self, batches: Iterable[Any]) -> None:
-        self._iterator, self._taken = self._counted(batches), 0
+        self._watch_epochs()
+        if self._begun is not None or not isinstance(batches, _BaseDataLoaderIter):
+            self._iterator, self._taken, self._begun = self._counted(batches), 0, self._begun or self._beginning()
+        # Else a constructor makes it: it is made when it is first read, so that its epoch can be begun once more.
+
+    def _watch_epochs(self) -> None:
+        """Note how each epoch begins, also where the user's code calls ``new_epoch``."""
+        vars(self).setdefault("new_epoch", partial(self._begin_epoch, self.new_epoch))
 
     def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -243,7 +257,7 @@ class StandardUpdater(UpdaterBase):
                 # Of the iterators of a user's own new_epoch the loader cannot tell.
                 knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
                 place = state_of(self.dataloader, "the dataloader") if knows else None
-                state["data"] = {**self._begun, "taken": self._taken, "place": place}
+                state["data"] = {**(self._begun or {}), "taken": self._taken, "place": place}
         return state
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -276,8 +290,11 @@ class StandardUpdater(UpdaterBase):
         return parts | {f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()}
 
     def _begin_epoch(self, new_epoch: Callable[[], None]) -> None:
-        self._begun = {"epoch": self.state.epoch, "random": self._random()}
+        self._begun = self._beginning()
         new_epoch()
+
+    def _beginning(self) -> dict[str, Any]:
+        return {"epoch": self.state.epoch, "random": self._random()}
 
     def _random(self) -> dict[str, Any]:
         """The states of the random generators, and of those that only the dataloader uses."""

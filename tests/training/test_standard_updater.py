@@ -130,6 +130,23 @@ class OwnReading(StandardUpdater):
         return batch
 
 
+class OwnConstructor(StandardUpdater):
+    """Does not call the constructor that it replaces and reads at once, as PaddleSpeech's updaters of several models."""
+
+    def __init__(self, model: Any, optimizer: Any, dataloader: Any) -> None:
+        self.model, self.models, self.optimizers = model, {"generator": model}, {"generator": optimizer}
+        self.dataloader, self.state = dataloader, UpdaterState(iteration=0, epoch=0)
+        self.train_iterator = iter(self.dataloader)
+
+    def update_core(self, batch: Any) -> Any:
+        loss = self.model(*batch)
+        self.log("mine", loss.detach())
+        self.optimizers["generator"].zero_grad()
+        loss.backward()
+        self.optimizers["generator"].step()
+        return {"loss": loss.detach()}
+
+
 def gone_on(kind: Any, loader: str, cut: int, file: Path) -> tuple[Any, Any]:
     """(losses, weights) of 12 updates in one go, and of a part, saved and loaded."""
     whole = made(kind, ("one", "Adam", loader))
@@ -155,7 +172,7 @@ def test_it_goes_on_from_its_file_bit_for_bit_after_an_epoch_and_within_one(
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 @pytest.mark.parametrize("loader", ["shuffled", "of a generator", "without a length", "of ours"])
-@pytest.mark.parametrize("kind", [OwnEpochs, OwnReading])
+@pytest.mark.parametrize("kind", [OwnEpochs, OwnReading, OwnConstructor])
 def test_so_does_one_that_reads_in_its_own_way(tmp_path: Path, kind: Any, loader: str, cut: int) -> None:
     whole, parts = gone_on(kind, loader, cut, tmp_path / "updater")
     assert whole == parts
@@ -281,14 +298,16 @@ def phase(
     return chosen
 
 
-def by_hand(epochs: int, returns: str) -> dict[str, Tensor]:
-    """The loop of a tutorial over the same batches."""
+def by_hand(epochs: int, returns: str, *, read_at_once: bool = False) -> dict[str, Tensor]:
+    """The loop of a tutorial over the same batches; to begin to read draws a number."""
     torch.manual_seed(0)
     model = Model(returns)
     optimizer, loader = (
         torch.optim.SGD(model.parameters(), 0.1),
         make_loader(table(), seed=0, batch_size=4, shuffle=True),
     )
+    if read_at_once:
+        iter(loader)
     for epoch in range(epochs):
         loader.set_epoch(epoch)
         for batch in loader:
@@ -323,13 +342,14 @@ class OwnStep(StandardUpdater):
         ({"class_path": "pipeline.StandardUpdater"}, "one", {"loss"}),
         ({"class_path": StandardUpdater}, "several", {"loss", "l1", "l2"}),
         ({"class_path": OwnStep, "args": {"weight": 1.0}}, "one", {"loss", "mine"}),
+        ({"class_path": OwnConstructor}, "one", {"loss", "mine"}),
     ],
 )
 def test_as_the_updater_of_a_phase_it_trains_as_a_loop_by_hand(
     config: Config, updater: Any, returns: str, numbers: set[str]
 ) -> None:
     context = GeneralTrainer(phase(config, updater, returns=returns, epochs=2)).run()
-    expected = by_hand(2, returns)
+    expected = by_hand(2, returns, read_at_once=updater["class_path"] is OwnConstructor)
     state = context["model"]["line"]["model"].state_dict()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert context["metrics"]["line"].keys() == numbers
