@@ -190,7 +190,7 @@ class StandardUpdater(UpdaterBase):
     def train_iterator(self, batches: Iterable[Any]) -> None:
         self._watch_epochs()
         if self._begun is not None or not isinstance(batches, _BaseDataLoaderIter):
-            self._iterator, self._taken, self._begun = self._counted(batches), 0, self._begun or self._beginning()
+            self._iterator, self._taken, self._begun = self._counted(batches), 0, self._begun or self._now()
         # Else a constructor makes it: it is made when it is first read, so that its epoch can be begun once more.
 
     def _watch_epochs(self) -> None:
@@ -252,12 +252,12 @@ class StandardUpdater(UpdaterBase):
         state = super().state_dict()
         if self.optim_schedulers is None:
             state |= {name: part.state_dict() for name, part in self._parts().items()}
-            state["random"] = self._random()
+            state["now"] = self._now()
             if self._iterator is not None:
                 # Of the iterators of a user's own new_epoch the loader cannot tell.
                 knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
                 place = state_of(self.dataloader, "the dataloader") if knows else None
-                state["data"] = {**(self._begun or {}), "taken": self._taken, "place": place}
+                state["data"] = {"begun": self._begun, "taken": self._taken, "place": place}
         return state
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -275,32 +275,30 @@ class StandardUpdater(UpdaterBase):
                 part.load_state_dict(state_dict[name])
         if (data := state_dict.get("data")) and data["taken"] != self.updates_per_epoch:
             # The epoch is begun again, and what was taken is left out.
-            self._restore_random(data["random"])
-            self.state.epoch = data["epoch"]
+            self._go_back(data["begun"])
             if data["place"]:
                 self.dataloader.load_state_dict(data["place"])
             self.new_epoch()
             deque(islice(self.train_iterator, 0 if data["place"] else data["taken"]), 0)
-            self.state.epoch, self._taken = state_dict["epoch"], data["taken"]
-        if "random" in state_dict:
-            self._restore_random(state_dict["random"])
+            self._taken = data["taken"]
+        if "now" in state_dict:
+            self._go_back(state_dict["now"])
 
     def _parts(self) -> dict[str, Any]:
         parts = {f"{name}_params": model for name, model in self.models.items()}
         return parts | {f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()}
 
     def _begin_epoch(self, new_epoch: Callable[[], None]) -> None:
-        self._begun = self._beginning()
+        self._begun = self._now()
         new_epoch()
 
-    def _beginning(self) -> dict[str, Any]:
-        return {"epoch": self.state.epoch, "random": self._random()}
+    def _now(self) -> dict[str, Any]:
+        """The epoch, and the states of the random generators and of those that only the dataloader uses."""
+        own = {"dataloader": [generator.get_state() for generator in generators_of(self.dataloader)]}
+        return {**random_state(), **own, "epoch": self.state.epoch}
 
-    def _random(self) -> dict[str, Any]:
-        """The states of the random generators, and of those that only the dataloader uses."""
-        return {**random_state(), "dataloader": [own.get_state() for own in generators_of(self.dataloader)]}
-
-    def _restore_random(self, state: Mapping[str, Any]) -> None:
-        restore_random_state(state)
-        for generator, own in zip(generators_of(self.dataloader), state["dataloader"], strict=False):
+    def _go_back(self, now: Mapping[str, Any]) -> None:
+        self.state.epoch = now["epoch"]
+        restore_random_state(now)
+        for generator, own in zip(generators_of(self.dataloader), now["dataloader"], strict=False):
             generator.set_state(own)
