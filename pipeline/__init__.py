@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipeline.training.script import create_experiment_directory as create_experiment_directory
     from pipeline.training.script import parse_arguments as parse_arguments
     from pipeline.training.triggers import Trigger as Trigger
+    from pipeline.training.updater import StandardUpdater as StandardUpdater
     from pipeline.training.updater import Updater as Updater
     from pipeline.training.updater import UpdaterBase as UpdaterBase
     from pipeline.training.updater import UpdaterState as UpdaterState
@@ -60,7 +61,7 @@ _HOMES = {
     "pipeline.training.run_options": ("RunOptions",),
     "pipeline.training.script": ("create_experiment_directory", "parse_arguments"),
     "pipeline.training.triggers": ("Trigger",),
-    "pipeline.training.updater": ("Updater", "UpdaterBase", "UpdaterState"),
+    "pipeline.training.updater": ("StandardUpdater", "Updater", "UpdaterBase", "UpdaterState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = list(_HOME_OF)

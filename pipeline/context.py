@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Own = TypeVar("Own", bound=str)
 
 
-class EngineMode(Enum):
+class EngineMode(int, Enum):
     """Where a runner runs; the names and numbers are PaddleRec's."""
 
     SINGLE = 1

@@ -25,17 +25,29 @@ from pipeline_plugins.new.command import KINDS
 from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, Context, ExperimentBase, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
+from pipeline import (
+    Brain,
+    Context,
+    ExperimentBase,
+    GeneralTrainer,
+    OptimScheduler,
+    RunOptions,
+    StandardUpdater,
+    Trigger,
+    hookspecs,
+    stages,
+)
 from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
-from pipeline.context import FIRST_KEYS, OTHER_KEYS
+from pipeline.context import FIRST_KEYS, OTHER_KEYS, EngineMode
 from pipeline.errors import ExitCode
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
 from pipeline.training.run_options import DEPRECATED
 from pipeline.user_code.plugins import HOOKS, installed_plugins
+from pipeline.user_code.uncalled import TRAINER_REMEDIES
 from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[1]
@@ -256,6 +268,12 @@ def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults()
     assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
 
 
+def names_of(ancestor: str) -> dict[str, str]:
+    """Name in an ancestor -> what its page says of it; a name with its parameters."""
+    rows = cells("pipeline/training", f"| {ancestor} | here |")
+    return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
+
+
 PARAKEET = (
     "args", "checkpoint_dir", "close", "config", "dump_config", "epoch", "init_parallel", "iteration", "iterator", "logger", "model",
     "new_epoch", "optimizer", "output_dir", "parallel", "read_batch", "resume_or_load", "run", "save", "setup", "setup_checkpointer",
@@ -283,9 +301,7 @@ def test_the_names_of_parakeet_are_all_listed_and_are_there(tmp_path: Path) -> N
     experiment = Experiment({"training": dict.fromkeys(("valid_interval", "save_interval", "max_iteration"), 1)}, args)
     experiment.setup()
     experiment.close()
-    names = [
-        name for row in cells("pipeline/training", "| Parakeet | here |") for name in re.findall(r"`([^`]+)`", row[0])
-    ]
+    names = names_of("Parakeet")
     assert sorted(name.removesuffix("()") for name in names if "." not in name) == sorted(PARAKEET)
     for name in names:
         path, _, parameters = name.removesuffix(")").partition("(")
@@ -316,22 +332,12 @@ def test_the_names_of_speechbrain_are_all_listed_and_are_there() -> None:
 
     brain = Small({"net": torch.nn.Linear(1, 1)}, lambda parameters: torch.optim.SGD(parameters, 0.1))
     brain.fit(range(1), [torch.ones(2, 1)], progressbar=False)
-    names = [
-        name
-        for row in cells("pipeline/training", "| SpeechBrain | here |")
-        for name in re.findall(r"`([^`]+)`", row[0])
-    ]
+    names = names_of("SpeechBrain")
     assert sorted(name.removesuffix("()") for name in names) == sorted(SPEECHBRAIN)
     for name in names:
         found = getattr(brain, name.removesuffix("()"))
         kept = name in {"opt_class", "modules", "raw_modules"}
         assert kept or callable(found) == ("(" in name), name
-
-
-def names_of(ancestor: str) -> dict[str, str]:
-    """Name in an ancestor -> what its page says of it; a name with its parameters."""
-    rows = cells("pipeline/training", f"| {ancestor} | here |")
-    return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
 
 
 def has_the_methods(kind: type[Any], names: Iterable[str]) -> None:
@@ -346,7 +352,7 @@ SPEECHAIN = (
     "accum_grad", "distributed", "extra_repr_fn", "ft_factor", "get_lr", "grad_clip", "grad_norm_type", "load_state_dict", "model",
     "optim_loss", "optimizer", "scaler", "sche_init", "state_dict", "step", "step_per_update", "update_lr", "updated_modules",
 )  # fmt: skip
-"""What its OptimScheduler of 2024-09 has: ``dir`` of an instance, without the names that begin with an underscore."""
+"""What its OptimScheduler has, of 2024-03 as of 2024-09: ``dir`` of an instance, without the names that begin with an underscore."""
 
 
 def test_the_names_of_speechain_are_all_listed_and_are_there() -> None:
@@ -369,6 +375,74 @@ def test_the_names_of_speechain_are_all_listed_and_are_there() -> None:
             [True],
             [True] * 3,
         )
+
+
+PADDLESPEECH = (
+    "dataloader", "load", "model", "models", "new_epoch", "optimizer", "optimizers", "read_batch", "save", "set_state_dict", "state",
+    "state_dict", "train_iterator", "update", "update_core", "updates_per_epoch",
+)  # fmt: skip
+"""What its StandardUpdater of 2024-03 has: ``dir`` of an instance, without the names that begin with an underscore, and timing."""
+
+
+def test_the_names_of_paddlespeech_are_all_listed_and_are_there() -> None:
+    listed = names_of("PaddleSpeech")
+    assert set(PADDLESPEECH) <= {name.partition("(")[0] for name in listed}
+    model = torch.nn.Linear(1, 1)
+    updater = StandardUpdater(model, torch.optim.SGD(model.parameters(), 0.1), [torch.ones(1, 1)])
+    assert [name for name in PADDLESPEECH if not hasattr(updater, name)] == []
+    own = {name for name in listed if name.partition("(")[0] in PADDLESPEECH}
+    has_the_methods(StandardUpdater, own)
+    plugins, hooks = set(installed_plugins()), set(HOOKS)
+    keys = {*RunnerSchema.model_fields, *PhaseSchema.model_fields, *inspect.signature(Trigger).parameters}
+    # What else its page names is a plugin, a hook, a key, or the like.
+    others = {
+        "Trigger",
+        "plateau",
+        "metrics.jsonl",
+        "--resume auto",
+        "pipeline run",
+        "valid_",
+        "before",
+        "after",
+        "loss",
+        "main",
+    }
+    values = {
+        "100",
+        '"2 epoch"',
+        '"10 update"',
+        '"10 minute"',
+        "self.log(name, value)",
+        "[`optim_schedulers`](#schedules)",
+    }
+    theirs = {"stop_trigger", "out", "__call__", "initialize", "on_error", "finalize", "trigger", "priority"}
+    for name, here in ((name, here) for name, here in listed.items() if name not in own):
+        unknown = set(re.findall(r"`([^`]+)`", here)) - plugins - hooks - keys - others - values - theirs
+        assert not unknown, name
+    for interval in (100, "2 epoch", "10 update", "10 minute"):
+        Trigger(interval)
+
+
+def test_the_names_of_paddlerec_are_all_listed_and_are_there() -> None:
+    listed = names_of("PaddleRec")
+    for stage, (base, method) in METHODS.items():
+        here = listed[f"{stage.capitalize()}.{method}(context)"]
+        assert f"`{base.__name__}`" in here
+        has_the_methods(base, re.findall(r"`(\w+\([\w, ]+\))`", here))
+    keys = {name[9:-2] for name in listed if name.startswith('context["')}
+    assert keys <= {key.name for key in (*FIRST_KEYS, *OTHER_KEYS)}
+    assert {"status", "is_exit", "engine", "device", "fleet_mode", "is_infer", "dataset", "model"} < keys
+    gone = {"exe", "place", "fleet", "strategy", "is_pslib", "cluster_type"}
+    assert gone < listed.keys() - {key.name for key in (*FIRST_KEYS, *OTHER_KEYS)}
+    remedies = {name for name in listed if name in TRAINER_REMEDIES}
+    assert remedies == TRAINER_REMEDIES.keys() - METHODS.keys()
+    for name in remedies:
+        assert any(word in TRAINER_REMEDIES[name] for word in re.findall(r"`(\w+)[`(]", listed[name])), name
+    words = {word.partition("(")[0] for name in remedies for word in re.findall(r"`(\w+)", listed[name])}
+    assert words <= {*HOOKS, "statuses", "abort"}
+    judges = re.findall(r"`(\w+)`", listed["PosNegRatio"])
+    assert [name for name in judges if not hasattr(metrics, name)] == []
+    assert EngineMode.SINGLE == 1
 
 
 def test_the_run_options_are_all_listed() -> None:

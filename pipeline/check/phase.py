@@ -130,7 +130,7 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
             loss.fault(f"is `model`, and {name}.forward takes none of {', '.join(TARGETS)}; {remedy}")
         if is_brain:
             loss.fault(f"would be ignored: {name} is a Brain and computes its own; remove it", of_key=True)
-    elif is_brain is False:
+    elif is_brain is False and phase["updater"].value is None:
         remedy = f"add `loss: torch.nn.functional.…`, or `loss: {MODEL_LOSS}` if it returns its own"
         loss.fault(f"required key is missing; {name} is a plain module: {remedy}")
 
@@ -228,11 +228,12 @@ def reported_names(phase: Setting) -> set[str]:
 UPDATER = "pipeline.training.updater:UpdaterBase"
 
 # What the network stage gives an updater, as far as its constructor names it.
-UPDATER_ARGUMENTS = ("model", "brain", "optim_schedulers", "loader")
+UPDATER_ARGUMENTS = ("model", "brain", "optim_schedulers", "optimizer", "loader", "dataloader")
 
 
-def check_updater(updater: Setting) -> None:
+def check_updater(phase: Setting) -> None:
     """Check ``{class_path, args}`` of an updater: the class and its own arguments."""
+    updater = phase["updater"]
     path = updater["class_path"]
     updater.check_keys(list(UpdaterSettings.model_fields))
     updater["args"].check_mapping()
@@ -245,6 +246,12 @@ def check_updater(updater: Setting) -> None:
     own = {name: argument.node for name, argument in arguments.entries() if name not in UPDATER_ARGUMENTS}
     if arguments.is_mapping:
         arguments.with_keys(own).check_call(definition, path.origin, UPDATER_ARGUMENTS)
+    definition = source.class_definition(path.value) if isinstance(path.value, type) else definition
+    for message in uncalled.uncalled_faults(definition, uncalled.STANDARD_UPDATER, uncalled.UPDATER_REMEDIES):
+        path.fault(message)
+    parameters, schedulers = classes.parameters(definition) if definition else None, phase["optim_schedulers"].entries()
+    if parameters and "optimizer" in parameters.required and len(names := [name for name, _ in schedulers]) > 1:
+        path.fault(f"takes one optimizer, and the phase has {', '.join(names)}; let it take optim_schedulers, by name")
 
 
 # What the runner calls on a metric.
@@ -317,7 +324,7 @@ class PhaseCheck:
         if phase["dataset_name"].value is None and (self.trains or phase["valid_dataset_name"].value is None):
             phase["dataset_name"].fault("required key is missing; add `dataset_name:`, one of `dataset:`")
         if phase["updater"].is_mapping:
-            check_updater(phase["updater"])
+            check_updater(phase)
         self.metrics(phase)
 
     def metrics(self, phase: Setting) -> None:

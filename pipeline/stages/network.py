@@ -24,7 +24,7 @@ from pipeline.training.brain import Brain, ModuleBrain, overridden
 from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
 from pipeline.training.phase import faults_at, phase_errors, run_options_for
 from pipeline.training.schedules import Constant
-from pipeline.training.updater import Updater, UpdaterBase
+from pipeline.training.updater import OwnLossBrain, StandardUpdater, Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
@@ -160,6 +160,8 @@ class Network(NetworkBase):
             brain = model
         elif not isinstance(model, nn.Module):
             raise StageError(f"{type(self).__name__}.build_model: returned a {kind}; return a module or a Brain")
+        elif phase.loss is None and phase.updater is not None:
+            brain = OwnLossBrain(model)
         elif phase.loss is None:
             raise ConfigError(f"{address}.loss: {kind} is a plain module and needs a loss; add `loss:`")
         else:
@@ -246,9 +248,15 @@ class Network(NetworkBase):
         path, config = phase.updater.class_path, context["config"]
         cls = load_named(path, f"{address}.class_path", "Updater", config, base=UpdaterBase)
         ours = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
+        ours["dataloader"] = loader
+        if len(optim_schedulers) == 1:
+            ours["optimizer"] = next(iter(optim_schedulers.values())).optimizer
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
-        return make(cls, arguments, address, "updater.args", UpdaterBase)
+        updater = make(cls, arguments, address, "updater.args", UpdaterBase)
+        if isinstance(updater, StandardUpdater):
+            updater.optim_schedulers = optim_schedulers
+        return updater
 
 
 def refuse_two_optimizers(brain: Brain, phase: PhaseSchema, context: Context) -> None:

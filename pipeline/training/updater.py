@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.pytree import load_state, save_state
-from pipeline.errors import CheckpointError
-from pipeline.training.brain import Brain
+from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.data.loader import generators_of, length, set_epoch
+from pipeline.data.stream import has_state, state_of
+from pipeline.errors import CheckpointError, DataError
+from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.meters import Meters
+from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
 
 
 def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
@@ -40,7 +51,11 @@ class UpdaterBase:
 
     def __init__(self, init_state: UpdaterState | None = None) -> None:
         self.state = init_state or UpdaterState()
-        self.logged = Meters()
+
+    @cached_property
+    def logged(self) -> Meters:
+        """What ``log`` gathers."""
+        return Meters()
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
         """Report a number with those of the pass, as ``Brain.log`` does."""
@@ -103,3 +118,187 @@ class Updater(UpdaterBase):
     def update(self, batch: Any) -> Tensor:
         """Train on one batch, and return its loss, detached."""
         return self.brain.fit_batch(batch)
+
+
+def _losses_of(model: nn.Module, batch: Any) -> Losses:
+    """What a model returns that computes its loss itself; the one to minimize is ``loss``: its ``main``, or else the sum."""
+    items = batch if isinstance(batch, list | tuple | Mapping) else (batch,)
+    returned = model(**items) if isinstance(items, Mapping) else model(*items)
+    losses = losses_by_name(returned, f"{type(model).__name__}.forward")
+    main = losses.pop("main") if "main" in losses else reduce(torch.add, losses.values())
+    return {**losses, "loss": main}
+
+
+class OwnLossBrain(ModuleBrain):
+    """Makes a Brain of a module that computes its loss itself, of the whole batch, for a phase with an updater."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, cast("Any", _losses_of))
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """The losses."""
+        return _losses_of(self.module, batch)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        """The same."""
+        return predictions
+
+
+class StandardUpdater(UpdaterBase):
+    """Trains a model that computes its loss itself. By hand ``update()`` reads the batch, in a run it is given one.
+
+    Args:
+        model: is called with the items of a batch, by position or by name; returns its loss, or several by name, of which
+            ``main`` is minimized, or else their sum.
+        optimizer: of torch. A run gives that of the phase, and steps it as its OptimScheduler says.
+        dataloader: gives the batches by hand.
+        init_state: the counters with which it begins.
+
+    Attributes:
+        models, optimizers: name -> what ``state_dict`` keeps; ``main`` is what it was given.
+        optim_schedulers: those of the run; None by hand.
+    """
+
+    # Of the class, since PaddleSpeech's updaters of several models do not call this constructor.
+    optim_schedulers: Mapping[str, OptimScheduler] | None = None
+    _iterator: Iterator[Any] | None = None
+    _begun: Mapping[str, Any] | None = None
+    _taken = 0
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, dataloader: Any, init_state: UpdaterState | None = None
+    ) -> None:
+        super().__init__(init_state)
+        self.model, self.optimizer, self.dataloader = model, optimizer, dataloader
+        self.models: dict[str, Any] = {"main": model}
+        self.optimizers: dict[str, Any] = {"main": optimizer}
+        self._watch_epochs()
+
+    @property
+    def updates_per_epoch(self) -> int | None:
+        """How many batches an epoch has; None where the dataloader does not say."""
+        return length(self.dataloader)
+
+    @property
+    def train_iterator(self) -> Iterator[Any]:
+        """The batches that are left of this epoch. Another iterator may be assigned, which begins an epoch."""
+        if self._iterator is None:
+            self.new_epoch()
+        return self._iterator or iter(())
+
+    @train_iterator.setter
+    def train_iterator(self, batches: Iterable[Any]) -> None:
+        self._watch_epochs()
+        if self._begun is not None or not isinstance(batches, _BaseDataLoaderIter):
+            self._iterator, self._taken, self._begun = self._counted(batches), 0, self._begun or self._now()
+        # Else a constructor makes it: it is made when it is first read, so that its epoch can be begun once more.
+
+    def _watch_epochs(self) -> None:
+        """Note how each epoch begins, also where the user's code calls ``new_epoch``."""
+        vars(self).setdefault("new_epoch", partial(self._begin_epoch, self.new_epoch))
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._taken += 1
+            yield batch
+
+    def new_epoch(self) -> None:
+        """Begin an epoch of the dataloader, in its own order."""
+        set_epoch(self.dataloader, self.state.epoch)
+        self.train_iterator = iter(self.dataloader)
+
+    def read_batch(self) -> Any:
+        """The next batch; after the last one, that of a new epoch.
+
+        Raises:
+            DataError: the dataloader has none.
+        """
+        for _ in range(2):
+            for batch in islice(self.train_iterator, 1):
+                return batch
+            self.new_epoch()
+        what = f"{type(self).__name__}.read_batch: the dataloader gave no batch in epoch {self.state.epoch}"
+        raise DataError(f"{what}; check the dataset, or drop_last with few samples")
+
+    def update(self, batch: Any = None) -> Any:
+        """Train on one batch: in a run on the one that is given, by hand on the next, which is counted."""
+        if batch is not None:
+            return self.update_core(batch)
+        for model in self.models.values():
+            model.train()
+        losses = self.update_core(self.read_batch())
+        self.state.iteration += 1
+        if self.updates_per_epoch and self.state.iteration % self.updates_per_epoch == 0:
+            self.state.epoch += 1
+        return losses
+
+    def update_core(self, batch: Any) -> Any:
+        """Make a step on a batch; a subclass that does so may report numbers with ``log``, or return its losses.
+
+        Raises:
+            DataError: the model returns no loss.
+        """
+        losses = _losses_of(self.model, batch)
+        if self.optim_schedulers is None:
+            self.optimizer.zero_grad()
+            torch.autograd.backward(losses["loss"])
+            self.optimizer.step()
+        else:
+            optimize(losses, self.optim_schedulers)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters, the models, the optimizers and the place in the data; in a run, which keeps the rest, the counters."""
+        state = super().state_dict()
+        if self.optim_schedulers is None:
+            state |= {name: part.state_dict() for name, part in self._parts().items()}
+            state["now"] = self._now()
+            if self._iterator is not None:
+                # Of the iterators of a user's own new_epoch the loader cannot tell.
+                knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
+                place = state_of(self.dataloader, "the dataloader") if knows else None
+                state["data"] = {"begun": self._begun, "taken": self._taken, "place": place}
+        return state
+
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state, bit for bit, also in the middle of an epoch; without a place in the data a new one begins.
+
+        Raises:
+            CheckpointError: it is the state of another.
+        """
+        super().set_state_dict(state_dict)
+        if self.optim_schedulers is not None:
+            return
+        self._iterator, remedy = None, f"give it what state_dict() of a {type(self).__name__} returned"
+        for name, part in self._parts().items():
+            with fitting(f"{type(self).__name__}.set_state_dict", name, remedy):
+                part.load_state_dict(state_dict[name])
+        if (data := state_dict.get("data")) and data["taken"] != self.updates_per_epoch:
+            # The epoch is begun again, and what was taken is left out.
+            self._go_back(data["begun"])
+            if data["place"]:
+                self.dataloader.load_state_dict(data["place"])
+            self.new_epoch()
+            deque(islice(self.train_iterator, 0 if data["place"] else data["taken"]), 0)
+            self._taken = data["taken"]
+        if "now" in state_dict:
+            self._go_back(state_dict["now"])
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {f"{name}_params": model for name, model in self.models.items()}
+        return parts | {f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()}
+
+    def _begin_epoch(self, new_epoch: Callable[[], None]) -> None:
+        self._begun = self._now()
+        new_epoch()
+
+    def _now(self) -> dict[str, Any]:
+        """The epoch, and the states of the random generators and of those that only the dataloader uses."""
+        own = {"dataloader": [generator.get_state() for generator in generators_of(self.dataloader)]}
+        return {**random_state(), **own, "epoch": self.state.epoch}
+
+    def _go_back(self, now: Mapping[str, Any]) -> None:
+        self.state.epoch = now["epoch"]
+        restore_random_state(now)
+        for generator, own in zip(generators_of(self.dataloader), now["dataloader"], strict=False):
+            generator.set_state(own)

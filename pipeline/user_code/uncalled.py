@@ -12,6 +12,8 @@ BRAIN = "pipeline.training.brain:Brain"
 
 TRAINER = "pipeline.trainer:GeneralTrainer"
 
+STANDARD_UPDATER = "pipeline.training.updater:StandardUpdater"
+
 _LOOP, _SAVE = (
     "write a runner stage with a loop of your own, or a fit_batch",
     "set ckpt_interval_steps or ckpt_interval_minutes",
@@ -27,10 +29,19 @@ BRAIN_REMEDIES = {
     "_train_loader_specifics": "write make_dataloader",
 }
 
+# The same in a StandardUpdater of a config; by hand it calls them.
+UPDATER_REMEDIES = {
+    "read_batch": "the run reads the batches; change them in update_core, or with a collate_fn of the dataset",
+    "new_epoch": "the run begins the epochs; write a plugin with before_epoch, or a dataset or sampler with set_epoch",
+}
+
+_STATUSES = "write statuses = {**GeneralTrainer.statuses, 'my_pass': 'my_method'} in the class"
+
 # The same in a subclass of GeneralTrainer.
 TRAINER_REMEDIES = {
     **{stage: f"write a class for the stage, and name it as {stage}_class_path of the runner" for stage in STAGES},
-    "processor_register": "write statuses = {**GeneralTrainer.statuses, 'my_pass': 'my_method'} in the class",
+    **dict.fromkeys(("processor_register", "regist_context_processor", "context_process"), _STATUSES),
+    "other_status_processor": f"an unknown status is an error at once; {_STATUSES}",
     "reload_train_context": "write a plugin with before_stage, which is called before each stage",
     "handle_processor_exception": "write a plugin with on_stage_error, or abort(context, error) of the terminal stage",
 }
@@ -39,7 +50,7 @@ TRAINER_REMEDIES = {
 def uncalled_faults(
     definition: source.Definition | None, base: str, remedies: Mapping[str, str], modules: Iterable[source.Module] = ()
 ) -> list[str]:
-    """The messages for such methods in the source of a class, with place and remedy.
+    """The messages for such methods in the source of a class, and for calls of those that nobody has, with place and remedy.
 
     Args:
         definition: the class; None where its source cannot be read.
@@ -59,11 +70,17 @@ def uncalled_faults(
     # What only an uncalled method calls is called by nobody either.
     while more := {name for method in mentioned & set(bodies) for name in bodies[method]} - mentioned:
         mentioned |= more
-    return [
+    faults = [
         f"{cls.name}.{name} ({cls.module.file.name}:{node.lineno}) is called by nobody; {remedies[name]}"
         for name, (cls, node) in methods.items()
         if name in bodies and not mentioned & {name, _ANY}
     ]
+    # A trainer has no attribute of such a name; its stages' names are too common to tell.
+    absent = remedies.keys() - {*STAGES, *methods} if base == TRAINER else set()
+    for cls in own:
+        used = sorted(absent & set(_mentions(cls.node, ())))
+        faults += [f"{cls.name} ({cls.location}) uses {name}, which nobody has here; {remedies[name]}" for name in used]
+    return faults
 
 
 # Stands for every name, where code makes one up.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -11,8 +13,8 @@ from typing import NamedTuple
 from pipeline.errors import ConfigError, Fault
 
 from .document import Document, Entry
-from .runner import RunnerSection, kind_of
-from .section import Notes, Section, relative_note, slashes
+from .runner import RunnerSection, Trained, kind_of
+from .section import Notes, Section, integer, relative_note, slashes
 
 _OPTIMIZERS = {"SGD": "SGD", "ADAM": "Adam", "ADAGRAD": "Adagrad"}
 _LISTS = ("runner", "phase", "dataset")
@@ -110,14 +112,26 @@ class _Config(Section):
         parts = PurePath(os.path.normpath(given)).parts
         is_own = self.home.parts[len(self.home.parts) - len(parts) :] == parts
         meant = self.home if is_own else Path(given).resolve()
+        if meant == self.home and not self.holds_files(meant) and self.holds_files(meant.parent):
+            # PaddleRec's command ran there.
+            meant = meant.parent
         was = "it was relative to where the command ran, and is to this file now"
-        if not meant.is_dir():
+        if not meant.is_dir() and self.holds_files(self.home):
+            new = os.path.relpath(self.home, self.folder)
+            self.change(entry, new, f"{was}; there is no folder {meant}, and the files of this config lie beside it")
+        elif not meant.is_dir():
             self.path(entry)
             self.notes.add(entry, f"{was}, and there is no folder {meant}; check it")
         elif (new := os.path.relpath(meant, self.folder)) != entry.value:
             self.change(entry, new, f"{was}; check it")
         else:
             self.notes.add(entry, f"{was}; nothing to do")
+
+    def holds_files(self, folder: Path) -> bool:
+        """Whether something of the workspace that the config names is in a folder."""
+        # As it was read: by now entries may have changed.
+        names = re.findall(r"\{workspace\}/+([^'\"]+)", re.sub(r"\\+", "/", str(self.document.ours.plain())))
+        return any(os.path.exists(folder / name) for name in names)
 
     def runners(self, entry: Entry) -> None:
         """``runner``: each with what the train runner before it in ``mode`` has saved."""
@@ -126,18 +140,20 @@ class _Config(Section):
         for item in entry.items:
             RunnerSection(item, self.document, self.notes, phases, saved.get(_name(item))).convert()
 
-    def saved_before(self, runners: Entry) -> dict[str, str]:
-        """Name of a runner -> where the train runner before it saves; only where it does."""
+    def saved_before(self, runners: Entry) -> dict[str, Trained]:
+        """Name of a runner -> the train runner before it, where that saves."""
         given = {_name(item): {each.key: each for each in item if not each.is_empty} for item in runners.items}
         mode = self.settings["mode"].value if "mode" in self.settings else list(given)
         named = [str(name) for name in (mode if isinstance(mode, list) else [mode])]
-        saved: dict[str, str] = {}
-        path: str | None = None
+        saved: dict[str, Trained] = {}
+        before: Trained | None = None
         for name in named:
-            if path is not None:
-                saved[name] = path
+            if before is not None:
+                saved[name] = before
             if name in given and kind_of(given[name]) == "train":
-                path = str(given[name]["save_checkpoint_path"].value) if "save_checkpoint_path" in given[name] else None
+                path, epochs = given[name].get("save_checkpoint_path"), given[name].get("epochs")
+                folder = posixpath.normpath(slashes(path.value)) if path else ""
+                before = Trained(name, folder, integer(epochs) if epochs else None) if path else None
         return saved
 
     def phases(self, entry: Entry) -> None:

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from pipeline.check.inspection import Inspection, place_of
 from pipeline.user_code import classes, source
 
+from .comparisons import keys_of_framework, never_equal
+
 
 def check_leftovers(inspection: Inspection) -> None:
     """Report what nothing stands for here, with what to write instead."""
     for runner, flow in inspection.flows.items():
+        keys = keys_of_framework(flow)
         for stage in filter(None, flow.stages.values()):
             for base in classes.ancestry(stage.definition)[0]:
-                for message in () if source.is_ours(base.module) else _paddle_uses(base):
+                for message in () if source.is_ours(base.module) else (*_paddle_uses(base), *never_equal(base, keys)):
                     inspection.settings("runner")[runner].fault_at(f"{stage.stage}_class_path", message)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from pipeline.config.yaml_tree import brief
 
@@ -133,6 +134,14 @@ class SavingSection(Section):
             self.add(self.anchor, "save_interval", None, reason)
 
 
+class Trained(NamedTuple):
+    """A train runner: its name, where PaddleRec saved its epochs, and how many there were."""
+
+    name: str
+    folder: str
+    epochs: int | None
+
+
 class RunnerSection(SavingSection):
     """One item of ``runner``.
 
@@ -141,11 +150,11 @@ class RunnerSection(SavingSection):
         document: where they stand.
         notes: take what is different now.
         phases: the names of all phases, in order.
-        trained: where the train runner before it in ``mode`` saved its checkpoints; None: there is none.
+        trained: the train runner before it in ``mode``; None where none is, or it saved nothing.
     """
 
     def __init__(
-        self, entries: Sequence[Entry], document: Document, notes: Notes, phases: Sequence[str], trained: str | None
+        self, entries: Sequence[Entry], document: Document, notes: Notes, phases: Sequence[str], trained: Trained | None
     ) -> None:
         super().__init__(entries, document, notes)
         self.phases = phases
@@ -281,12 +290,22 @@ class RunnerSection(SavingSection):
             self.change(entry, taken, f"so PaddleRec took them, {reason}; check that it was meant")
 
     def init_model_path(self, entry: Entry) -> None:
-        """``init_model_path``: an infer runner takes what the train runner before it has saved."""
+        """``init_model_path``: an infer runner evaluates what the train runner before it has saved."""
         own = {"startup_class_path", "runner_class_path"} & self.settings.keys()
-        path = posixpath.normpath(slashes(entry.value))
-        if self.infers and not own and self.trained is not None and path == posixpath.normpath(slashes(self.trained)):
-            reason = "it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
-            self.not_carried(entry, reason)
+        path, trained = posixpath.normpath(slashes(entry.value)), self.trained
+        folder, _, epoch = path.rpartition("/")
+        if self.infers and not own and trained and path == trained.folder:
+            reason = f"every epoch that {trained.name} saves is evaluated, as there; nothing to do"
+            self.change(entry, f"{{run_dir}}/{trained.name}", reason)
+            return
+        if self.infers and not own and trained and folder == trained.folder and epoch.isdecimal():
+            if int(epoch) + 1 == trained.epochs:
+                self.change(entry, "last", f"it was that of the last epoch of {trained.name}; nothing to do")
+            else:
+                what = f"it was that of epoch {epoch} alone, counted from 0, and here each that {trained.name} saves is"
+                self.change(
+                    entry, f"{{run_dir}}/{trained.name}", f"{what} evaluated; results.json has the numbers of each"
+                )
             return
         self.path(entry)
         wanted = "a checkpoint folder of ours or a .safetensors file"

@@ -147,7 +147,7 @@ runner:
   class: infer
   print_interval: 20
   device: cpu
-  # not carried: init_model_path: increment
+  init_model_path: "{run_dir}/train_cpu"
   phases: phase_infer
 
 # What is trained
@@ -251,6 +251,10 @@ def test_with_its_classes_ported_it_runs(dnn: Path, workspace: Workspace) -> Non
     context = GeneralTrainer(home / "config.yaml").run()
     assert context["runner_name"] == "infer_cpu"
     assert context["metrics"]["phase_infer"]["loss"] > 0
+    # Every saved epoch is evaluated, the second and the fourth, as PaddleRec did.
+    losses = [numbers["phase_infer"]["loss"] for numbers in context["checkpoints"].values()]
+    assert [path.name for path in context["checkpoints"]] == ["step-000000000006", "step-000000000012"]
+    assert losses[0] > losses[1] > 0
 
 
 Convert = Callable[[str], tuple[str, list[str]]]

@@ -297,30 +297,37 @@ def test_gpus_without_a_device_are_the_device(converted: Convert) -> None:
 INFER = """\
 mode: {mode}
 runner:
-- {{name: t, class: train, device: cpu, save_checkpoint_path: ./saved/, save_checkpoint_interval: 1, print_interval: 1}}
+- {{name: t, class: train, device: cpu, epochs: 3, save_checkpoint_path: ./saved/, save_checkpoint_interval: 1, print_interval: 1}}
 - {{name: i, class: infer, device: cpu, print_interval: 1, init_model_path: {path}{own}}}
 """
+EACH = "every epoch that t saves is evaluated, as there; nothing to do"
+ALL = "it was that of epoch 0 alone, counted from 0, and here each that t saves is evaluated; results.json has the numbers of each"
+LAST = "it was that of the last epoch of t; nothing to do"
+UNREAD = "Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file"
 
 
 @pytest.mark.parametrize(
-    ("mode", "path", "own", "is_carried"),
+    ("mode", "path", "own", "expected", "note"),
     [
-        ("[t, i]", "saved", "", False),
-        ("[i, t]", "saved", "", True),
-        ("i", "saved", "", True),
-        ("[t, i]", "other", "", True),
-        ("[t, i]", "saved", ", startup_class_path: s.py", True),
+        ("[t, i]", "saved", "", "{run_dir}/t", EACH),
+        ("[t, i]", "./saved/", "", "{run_dir}/t", EACH),
+        ("[t, i]", "saved/0", "", "{run_dir}/t", ALL),
+        ("[t, i]", "saved/2", "", "last", LAST),
+        ("[i, t]", "saved", "", "saved", UNREAD),
+        ("i", "saved", "", "saved", UNREAD),
+        ("i", "saved/2", "", "saved/2", UNREAD),
+        ("[t, i]", "other", "", "other", UNREAD),
+        ("[t, i]", "saved/best", "", "saved/best", UNREAD),
+        ("[t, i]", "saved", ", startup_class_path: s.py", "saved", UNREAD),
     ],
-)
-def test_an_infer_runner_takes_what_the_train_runner_before_it_saved(
-    converted: Convert, mode: str, path: str, own: str, is_carried: bool
+)  # fmt: skip
+def test_an_infer_runner_evaluates_what_the_train_runner_before_it_saved(
+    converted: Convert, mode: str, path: str, own: str, expected: str, note: str
 ) -> None:
     text, notes = converted(INFER.format(mode=mode, path=path, own=own))
-    dropped = (
-        "not carried: it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
-    )
-    assert ("init_model_path" in yaml.safe_load(text)["runner"][1]) is is_carried
-    assert (f"runner.i.init_model_path: {dropped}" in notes) is not is_carried
+    assert yaml.safe_load(text)["runner"][1]["init_model_path"] == expected
+    (said,) = [each for each in notes if each.startswith("runner.i.init_model_path: ")]
+    assert note in said
 
 
 RUNNER = "runner: [{name: r, class: infer, device: cpu, print_interval: 1}]\n"
@@ -543,3 +550,34 @@ def test_a_relative_workspace_belongs_to_the_file(given: str, output: str, expec
     done = convert(config, Path(output))
     assert done.text == f"workspace: {expected}\n{RUNNER}"
     assert [each.message for each in done.notes] == [note.format(Path(given).resolve())]
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"), [("model.py", "."), ("data/train/part-0", "."), ("other.py", "models/rank/dnn")]
+)
+def test_a_folder_that_was_copied_alone_is_its_own_workspace(tmp_path: Path, file: str, expected: str) -> None:
+    home = tmp_path / "mine"
+    (home / file).parent.mkdir(parents=True)
+    (home / file).touch()
+    named = 'dataset: [{name: d, batch_size: 1, sparse_slots: a, data_path: "{workspace}/data/train"}]\n'
+    model = 'phase: [{name: p, dataset_name: d, model: "{workspace}/model.py"}]\n'
+    (home / "config.yaml").write_text(f"workspace: models/rank/dnn\n{RUNNER}{named}{model}", encoding="utf-8")
+    done = convert(home / "config.yaml", home)
+    assert yaml.safe_load(done.text)["workspace"] == expected
+    (note,) = [note.message for note in done.notes if note.address == "workspace"]
+    assert f"there is no folder {Path('models/rank/dnn').resolve()}" in note
+
+
+@pytest.mark.parametrize(("beside", "expected"), [(False, ".."), (True, ".")])
+def test_a_workspace_of_the_folder_in_which_the_command_ran_is_found_above(
+    tmp_path: Path, beside: bool, expected: str
+) -> None:
+    home = tmp_path / "movies" / "rank"
+    home.mkdir(parents=True)
+    (home / "model.py").touch()
+    if beside:
+        (home / "rank").mkdir()
+        (home / "rank" / "model.py").touch()
+    model = 'phase: [{name: p, dataset_name: d, model: "{workspace}/rank/model.py"}]\n'
+    (home / "config.yaml").write_text(f"workspace: ./\n{RUNNER}{model}", encoding="utf-8")
+    assert yaml.safe_load(convert(home / "config.yaml", home).text)["workspace"] == expected

@@ -101,13 +101,43 @@ def test_an_infer_runner_makes_no_optimizers_so_that_a_brain_may_say_how_it_make
 
 
 @pytest.mark.parametrize(
-    "method", ["instance", "runner", "reload_train_context", "handle_processor_exception", "processor_register"]
+    ("method", "remedy"),
+    [
+        ("instance", "write a class for the stage"),
+        ("runner", "write a class for the stage"),
+        ("reload_train_context", "write a plugin with before_stage"),
+        ("handle_processor_exception", "write a plugin with on_stage_error"),
+        ("processor_register", "write statuses = {**GeneralTrainer.statuses, "),
+        ("context_process", "write statuses = {**GeneralTrainer.statuses, "),
+        ("regist_context_processor", "write statuses = {**GeneralTrainer.statuses, "),
+        ("other_status_processor", "an unknown status is an error at once; write statuses = "),
+    ],
 )
-def test_a_trainer_class_may_not_define_what_nobody_calls(linear: Path, method: str) -> None:
+def test_a_trainer_class_may_not_define_what_nobody_calls(linear: Path, method: str, remedy: str) -> None:
     (linear.parent / "own.py").write_text(f"{TRAINER}    def {method}(self, context): pass\n", encoding="utf-8")
     (fault,) = check(linear, ["runner.train_runner.trainer_class='{workspace}/own.py'"])
     assert fault.address == "runner.train_runner.trainer_class"
-    assert fault.message.startswith(f"Trainer.{method} (own.py:3) is called by nobody; write ")
+    assert fault.message.startswith(f"Trainer.{method} (own.py:3) is called by nobody; {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("body", "called"),
+    [
+        (
+            "super().__init__(*given)\n        self.regist_context_processor('mine', self.mine)",
+            "regist_context_processor",
+        ),
+        ("super().__init__(*given)\n        super().processor_register()", "processor_register"),
+        ("super().__init__(*given)\n        self.startup = print\n        self.startup()", ""),
+        ("super().__init__(*given)\n        self.mine(None)", ""),
+    ],
+)
+def test_a_trainer_class_that_calls_what_nobody_has_is_told_what_to_write(linear: Path, body: str, called: str) -> None:
+    text = f"{TRAINER}    def mine(self, context): pass\n    def __init__(self, *given):\n        {body}\n"
+    (linear.parent / "own.py").write_text(text, encoding="utf-8")
+    found = [fault.message for fault in check(linear, ["runner.train_runner.trainer_class='{workspace}/own.py'"])]
+    what = f"Trainer (own.py:2) uses {called}, which nobody has here; write statuses = "
+    assert [message.startswith(what) for message in found] == [True] * bool(called)
 
 
 class MyTrainer(GeneralTrainer):
