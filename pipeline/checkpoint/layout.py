@@ -12,23 +12,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.checkpoint import storage
-from pipeline.errors import CheckpointError, StorageError
+from pipeline.errors import CheckpointError, ConfigError, StorageError
 
 # The name of a folder of checkpoints in the folder of a runner.
 FOLDER = "checkpoints"
 
 NEW = ".new"
 
-_STEP = re.compile(r"step-(\d{12,15})(\.new)?")
+_NAMED = r"step-(\d{12,15})(\+[\w=.+-]{1,100}?)?(\.new)?"
 
-_LEFT = re.compile(r"\.(tmp|del)-step-\d{12,15}(\.new)?-[0-9a-f]{8}")
+_STEP = re.compile(_NAMED, re.ASCII)
 
-_BAD = re.compile(r"\.bad-step-\d{12,15}(\.new)?-[0-9a-f]{8}")
+_LEFT = re.compile(rf"\.(tmp|del)-{_NAMED}-[0-9a-f]{{8}}", re.ASCII)
+
+_BAD = re.compile(rf"\.bad-{_NAMED}-[0-9a-f]{{8}}", re.ASCII)
 
 
-def checkpoint_name(iteration: int) -> str:
-    """The name of the checkpoint of an iteration."""
-    return f"step-{iteration:012d}"
+def checkpoint_name(iteration: int, name: str = "") -> str:
+    """The name of the folder of a checkpoint; ``name``: what tells it from others of the same iteration.
+
+    Raises:
+        ConfigError: it cannot be a part of one.
+    """
+    folder = f"step-{iteration:012d}{name and '+'}{name}"
+    if not _STEP.fullmatch(folder) or folder.endswith(NEW):
+        raise ConfigError(
+            f"'{name}' cannot be the name of a checkpoint; use at most 100 letters, digits and any of _=.+-"
+        )
+    return folder
 
 
 def step_of(path: Path) -> int | None:

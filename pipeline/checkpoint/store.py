@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -96,14 +96,32 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
         NoCheckpointError: some were committed, and none is valid.
         StorageError: the storage refuses for a reason that may pass.
     """
+    return first_valid(writer, partial(tidied, writer), with_training)
+
+
+def first_valid(
+    writer: CheckpointWriter, candidates: Callable[[], Iterable[Path]], with_training: bool = True
+) -> LoadedCheckpoint | None:
+    """The first valid one of some checkpoints; None if there are none. The damaged ones before it are set aside.
+
+    Args:
+        writer: of their folder.
+        candidates: gives them; called by rank 0.
+        with_training: as in ``newest_valid``, as are the errors.
+    """
     world = current_world()
-    checkpoint = world.attempt(lambda: None if world.rank else _find_newest(writer, with_training))
+    checkpoint = world.attempt(lambda: None if world.rank else _find(writer, candidates, with_training))
     path = world.broadcast(checkpoint and checkpoint.path)
     # Nobody goes on, and changes what is in the folder, before all have read it.
     return world.attempt(lambda: reader.read_checkpoint(path, with_training) if path and world.rank else checkpoint)
 
 
-def _find_newest(writer: CheckpointWriter, with_training: bool) -> LoadedCheckpoint | None:
+def tidied(writer: CheckpointWriter) -> list[Path]:
+    """The checkpoints of a folder, the newest first; what a killed process has left behind is removed before.
+
+    Raises:
+        NoCheckpointError: some were committed, and all are set aside.
+    """
     folder = writer.folder
     try:
         if folder.is_dir():
@@ -111,15 +129,30 @@ def _find_newest(writer: CheckpointWriter, with_training: bool) -> LoadedCheckpo
     except OSError as error:
         # On storage that can only be read, what can be read is used as it is.
         logger.warning(f"{folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
-    for path in reversed(layout.committed_checkpoints(folder)):
+    paths = layout.committed_checkpoints(folder)[::-1]
+    if not paths and layout.bad_checkpoints(folder):
+        raise _none_valid(folder)
+    return paths
+
+
+def _find(
+    writer: CheckpointWriter, candidates: Callable[[], Iterable[Path]], with_training: bool
+) -> LoadedCheckpoint | None:
+    path = None
+    for path in candidates():
         try:
             return reader.read_checkpoint(path, with_training)
         except CheckpointError as error:
             _set_aside(path, error, writer.disk)
-    if damaged := layout.committed_checkpoints(folder) + layout.bad_checkpoints(folder):
-        what = f"{folder}: none of its {len(damaged)} checkpoints is valid"
-        raise NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
+    if path:
+        raise _none_valid(writer.folder)
     return None
+
+
+def _none_valid(folder: Path) -> NoCheckpointError:
+    damaged = layout.committed_checkpoints(folder) + layout.bad_checkpoints(folder)
+    what = f"{folder}: none of its {len(damaged)} checkpoints is valid"
+    return NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
 
 
 def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
@@ -304,20 +337,20 @@ class CheckpointWriter:
             saved_now: the checkpoint that was just committed, which stays.
             protected: those that stay besides.
         """
+        self._verified.add(saved_now.name)
         if self.keep_last is None:
             return
-        self._verified.add(saved_now.name)
         try:
-            valid = [path for path in reversed(layout.committed_checkpoints(self.folder)) if self._is_valid(path)]
+            valid = [path for path in reversed(layout.committed_checkpoints(self.folder)) if self.is_valid(path)]
         except StorageError as error:
             # The save is done: that nothing can be removed now is no failure of it.
             logger.warning(f"{error}; no checkpoint is removed this time")
             return
         for path in valid[self.keep_last :]:
             if path != saved_now and path not in protected:
-                self._remove(path)
+                self.remove(path)
 
-    def _is_valid(self, path: Path) -> bool:
+    def is_valid(self, path: Path) -> bool:
         """Whether a checkpoint is valid; it is read once, its sizes are checked every time."""
         with suppress(CheckpointError, StorageError):
             if layout.listed_files(path) and (path.name in self._verified or not reader.problems_of(path)):
@@ -325,7 +358,7 @@ class CheckpointWriter:
                 return True
         return False
 
-    def _remove(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
         """Remove a checkpoint; it is renamed first, so that a half-removed one is never seen."""
         apart = layout.temporary_name(path, "del")
         try:

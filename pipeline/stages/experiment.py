@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from pipeline.checkpoint import layout, parts, reader, restore
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
@@ -162,7 +162,7 @@ class ExperimentBase(RunnerBase):
     valid_loader: Any
     device: torch.device
     output_dir: Path
-    checkpointer: Checkpointer
+    checkpointer: RunCheckpointer
     visualizer: Visualizer
     logger: StandardLogger
     _average: GradientAverage | None
@@ -285,7 +285,9 @@ class ExperimentBase(RunnerBase):
     def setup_checkpointer(self) -> None:
         """``self.checkpointer``: the run's, or one that writes to ``checkpoints`` in the output folder."""
         folder = self.output_dir / "checkpoints"
-        self.checkpointer = Checkpointer(folder) if self.alone else cast("Checkpointer", self.context["checkpointer"])
+        self.checkpointer = (
+            RunCheckpointer(folder) if self.alone else cast("RunCheckpointer", self.context["checkpointer"])
+        )
 
     def close(self) -> None:
         """Close the files that setup() has opened, and leave the other processes."""
@@ -509,7 +511,7 @@ class ExperimentBase(RunnerBase):
         self._interrupted, self._validated = own.in_epoch, own.validated
         if self.alone:
             self.context.stop_reason = state.stopped
-            restore.restore_recoverables(self.checkpointer._recoverables, state, where)
+            restore.restore_recoverables(self.checkpointer.recoverables, state, where)
             self.checkpointer._resumed = checkpoint
             in_folder = checkpoint.path.resolve().parent == self.checkpointer._folder.resolve()
             self._newest = self.checkpointer._path_of(self.iteration) if in_folder else None

@@ -119,6 +119,11 @@ class Brain:
         run_opts: Mapping[str, Any] | RunOptions | None = None,
         checkpointer: Checkpointer | None = None,
     ) -> None:
+        if not isinstance(checkpointer, Checkpointer | None):
+            kind = f"{type(checkpointer).__module__}.{type(checkpointer).__qualname__}"
+            raise ConfigError(
+                f"checkpointer is a {kind}; write pipeline.Checkpointer, in YAML !new:pipeline.Checkpointer"
+            )
         self.modules = nn.ModuleDict(dict(modules or {}))
         self.opt_class = opt_class
         self.hparams = SimpleNamespace(**(hparams or {}))
@@ -275,9 +280,10 @@ class Brain:
                 what = f"evaluate: '{metric}' chooses a checkpoint, and there is no checkpointer"
                 raise ConfigError(f"{what}; give the Brain one")
             return
-        path = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
-        if path:
-            self.checkpointer.load_weights(path, {NAME: {"model": self, "brain": self}})
+        self.checkpointer._models = {NAME: {"model": self, "brain": self}}
+        if not self.checkpointer.recover_if_possible(max_key=max_key, min_key=min_key) and metric:
+            # Where there are some, it says that none has such a number.
+            self.checkpointer.best(metric, "max" if max_key else "min")
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         """A pass begins; ``epoch`` is None in a test."""
@@ -600,18 +606,17 @@ class Brain:
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
-        recoverables = dict(checkpointer._recoverables) if checkpointer else {}
+        recoverables = dict(checkpointer.recoverables) if checkpointer else {}
         if checkpointer and folder:
             # That of rank 0; the others' stay empty.
-            self.checkpointer = Checkpointer(Path(current_world().broadcast(folder.name)))
-            self.checkpointer._recoverables = dict(recoverables)
+            self.checkpointer = checkpointer._in_folder(Path(current_world().broadcast(folder.name)))
         try:
             yield
         finally:
             self.checkpointer = checkpointer
             # What was added in the block, as by on_fit_start, is of this fit.
             if checkpointer:
-                checkpointer._recoverables = recoverables
+                checkpointer.recoverables, checkpointer._wake, checkpointer._asked = recoverables, None, []
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""
