@@ -17,9 +17,8 @@ import torch
 from loguru import logger
 from torch import nn
 
-from pipeline.checkpoint import layout, parts, pytree, reader, storage, store, weights
+from pipeline.checkpoint import layout, parts, pytree, reader, restore, storage, store, weights
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.restore import loading, restore_weights
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import Recoverable, TrainingState
 from pipeline.checkpoint.storage import DISK, Disk, finite
@@ -209,7 +208,7 @@ class Checkpointer(RunCheckpointer):
     def add_recoverable(
         self,
         name: str,
-        recoverable: Any,
+        obj: Any,
         custom_load_hook: _Hook = None,
         custom_save_hook: _Hook = None,
         optional_load: bool = False,
@@ -218,7 +217,7 @@ class Checkpointer(RunCheckpointer):
 
         Args:
             name: of its state.
-            recoverable: the object.
+            obj: the object.
             custom_load_hook: as in ``custom_load_hooks``.
             custom_save_hook: as in ``custom_save_hooks``.
             optional_load: whether it stays as it is where a checkpoint lacks it.
@@ -228,8 +227,8 @@ class Checkpointer(RunCheckpointer):
         """
         for hooks, hook in ((self.custom_load_hooks, custom_load_hook), (self.custom_save_hooks, custom_save_hook)):
             hooks.update({name: hook} if hook else {})
-        self._adapt(name, recoverable, {})
-        self.recoverables[name] = recoverable
+        self._adapt(name, obj, {})
+        self.recoverables[name] = obj
         (self._optional.add if optional_load else self._optional.discard)(name)
 
     def add_recoverables(self, recoverables: Mapping[str, Any]) -> None:
@@ -238,8 +237,8 @@ class Checkpointer(RunCheckpointer):
         Raises:
             ConfigError: nothing says how to save or load one of them.
         """
-        for name, recoverable in recoverables.items():
-            self.add_recoverable(name, recoverable)
+        for name, obj in recoverables.items():
+            self.add_recoverable(name, obj)
 
     def save_checkpoint(
         self, meta: _Meta = None, end_of_epoch: bool = True, name: _Name = None, verbosity: int = logging.INFO
@@ -454,12 +453,11 @@ class Checkpointer(RunCheckpointer):
 
     def _delete(self, checkpoints: set[Checkpoint], verbosity: int, *, spare: bool = True) -> None:
         """Delete checkpoints; with ``spare`` not the newest two, nor the newest two from which ``fit`` can go on."""
-        if current_world().is_main:
+        if checkpoints and current_world().is_main:
             listed = self._list() if spare else []
             for newest in (listed, [each for each in listed if each.resumable]):
-                checkpoints = checkpoints.difference(
-                    islice((each for each in newest if self._saver.is_valid(each.path)), store.FEWEST)
-                )
+                valid = (each for each in newest if self._saver.is_valid(each.path))
+                checkpoints = checkpoints.difference(islice(valid, store.FEWEST))
             for checkpoint in checkpoints:
                 self._saver.remove(checkpoint.path)
                 logger.log(logging.getLevelName(verbosity), f"{checkpoint.path}: is deleted")
@@ -490,12 +488,12 @@ class Checkpointer(RunCheckpointer):
 
     def _load(self, loaded: LoadedCheckpoint) -> None:
         if self._models and loaded.weights:
-            restore_weights(loaded, self._models)
+            restore.restore_weights(loaded, self._models)
             logger.info(f"weights of {', '.join(self._models)} loaded from {loaded.path}")
         states = _states(loaded)
         for name, recoverable in self._adapted({}).items():
             if name in states:
-                with loading(f"{loaded.path}: recoverables.{name}"):
+                with restore.loading(f"{loaded.path}: recoverables.{name}"):
                     recoverable.load_state_dict(states[name])
                 continue
             what = f"{loaded.path}: has no state of '{name}'"
@@ -512,7 +510,9 @@ class Checkpointer(RunCheckpointer):
         load = self.custom_load_hooks.get(name) or _marked(type(target), "_speechbrain_loader")
         has_state = hasattr(target, "state_dict") and hasattr(target, "load_state_dict")
         if not has_state and not (save and load):
-            what = f"recoverable '{name}' is a {type(target).__name__} without state_dict and load_state_dict"
+            what = (
+                f"recoverable '{name}' has neither state_dict and load_state_dict nor hooks ({type(target).__name__})"
+            )
             raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
         if save or load:
             return _OwnFile(name, target, save, load, self)

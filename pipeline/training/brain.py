@@ -606,7 +606,7 @@ class Brain:
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
-        recoverables = dict(checkpointer.recoverables) if checkpointer else {}
+        recoverables, wake = (dict(checkpointer.recoverables), checkpointer._wake) if checkpointer else ({}, None)
         if checkpointer and folder:
             # That of rank 0; the others' stay empty.
             self.checkpointer = checkpointer._in_folder(Path(current_world().broadcast(folder.name)))
@@ -616,7 +616,9 @@ class Brain:
             self.checkpointer = checkpointer
             # What was added in the block, as by on_fit_start, is of this fit.
             if checkpointer:
-                checkpointer.recoverables, checkpointer._wake, checkpointer._asked = recoverables, None, []
+                checkpointer.recoverables, checkpointer._wake = recoverables, wake
+                # What a fit that has failed did not come to save.
+                checkpointer._asked = checkpointer._asked if wake else []
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""
