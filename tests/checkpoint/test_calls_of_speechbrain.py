@@ -271,6 +271,10 @@ def tensors_of_a_class(own: Any, path: Path) -> None:
     torch.save({"own": Count(1)}, path)
 
 
+def a_set(own: Any, path: Path) -> None:
+    torch.save({"words": {"a", "b"}}, path)
+
+
 def nothing(own: Any, path: Path) -> None:
     pass
 
@@ -283,6 +287,7 @@ def nothing(own: Any, path: Path) -> None:
             tensors_of_a_class,
             r"^odd: its saver wrote what torch.load\(weights_only=True\) cannot read; save tensors and",
         ),
+        (a_set, r"^odd\['words'\]: is a set, which cannot be saved; keep the state in numbers, strings, lists, "),
         (nothing, r"^odd: its saver wrote no file; have it write to the path that it gets"),
     ],
 )
