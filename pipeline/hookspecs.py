@@ -3,7 +3,7 @@
 A plugin is a class with one or more of these methods, each marked with ``@hookimpl`` (``from pipeline import
 hookimpl``). A method takes those of the arguments that it needs. Plugins are called in the order in which the config lists
 them, the defaults first, but for what their ``before`` and ``after`` say. One set of plugins serves one runner, from its
-``before_pipeline`` to its ``after_pipeline``.
+``before_pipeline`` to its ``after_pipeline``; that of the runner that ran last sees the end of the run, too.
 
 What a hook returns is looked at by ``wrap_model`` and ``extend_metrics`` alone. A resumed run goes through the stages
 again, so the hooks of the pipeline and of the stages come again; those of a training come where it goes on, and none comes
@@ -121,6 +121,15 @@ def on_observe(context: Context, name: str, value: Any) -> None:
 
     A tensor is the one that goes on, with its graph: ``detach()`` what is kept. The code around it that torch.compile has
     compiled is split there.
+    """
+
+
+@hookspec
+def on_visual(context: Context, phase: str, tag: str, path: Path, step: int) -> None:
+    """An Experiment has written a figure to a PNG file, or a sound to a WAV file.
+
+    User code has called ``visualizer.add_figure(tag, figure, step)`` or ``add_audio``, in a step or in a validation. A
+    resumed run writes and tells again what came after its checkpoint.
     """
 
 
@@ -288,3 +297,12 @@ def on_stage_error(name: str, context: Context, error: BaseException) -> None:
 @hookspec
 def after_pipeline(context: Context) -> None:
     """The runner is over, or has failed: then ``context["error"]`` is the error. The resources are still open."""
+
+
+@hookspec
+def after_run(context: Context) -> None:
+    """The run is over, or has failed, and its files are written: ``status.json`` says how it has ended.
+
+    It is called for the plugins of the runner that ran last; the resources are closed. An error in it is logged, and
+    changes nothing.
+    """

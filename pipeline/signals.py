@@ -10,9 +10,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+from loguru import logger
 
 from pipeline.context import Context
 from pipeline.errors import ExitCode
@@ -34,6 +36,9 @@ _SAME = 0.1
 # The same under a launcher, and for any signal: a scheduler sends it to every process and to the launcher, which forwards it,
 # and then sends another.
 _SAME_LAUNCHED = 2.0
+
+# Seconds after which the log says that a run which was asked to end has yet to come to an end of its step.
+_NOTICE = 1.0
 
 # Process, user and group of whoever has written to a socket.
 _CREDENTIALS = struct.Struct("3i")
@@ -70,6 +75,23 @@ class GracefulShutdown:
         self._heard: signal.Signals | None = None
         self._since = 0.0
         self._ask: Callable[[str, int], object] | None = None
+        self._last_words, self._leaving = b"", threading.RLock()
+
+    def say_at_once(self, words: str, clear: bool) -> None:
+        """What is written to stderr where the process is ended at once; ``clear``: a bar of a terminal, which has hidden the cursor."""
+        cleared = "\r\x1b[2K\x1b[?25h" if clear else ""
+        self._last_words = f"{cleared}ended at once{words and '; '}{words}\n".encode(errors="surrogateescape")
+
+    def _leave(self, code: ExitCode) -> NoReturn:
+        """End the process at once."""
+        # The main thread and that of the deadline may come here together.
+        with self._leaving:
+            words, self._last_words = self._last_words, b""
+            # Never waiting for whoever reads it.
+            with suppress(OSError):
+                if select.select([], [2], [], 0)[1]:
+                    os.write(2, words)
+            os._exit(code)
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -84,7 +106,7 @@ class GracefulShutdown:
                 yield
         finally:
             self.requested = self.arrived = self._heard = None
-            self.agreed = False
+            self.agreed, self._last_words = False, b""
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -109,12 +131,21 @@ class GracefulShutdown:
 
     def _count_down(self, reading: socket.socket) -> None:
         """End the process at the second signal, and when ``grace`` is over; return when a 0 is read."""
-        first, end = None, 0.0
+        first: signal.Signals | None = None
+        end, noticed = 0.0, False
         while True:
             remaining = None if first is None else max(0.0, end - time.monotonic())
-            if not select.select([reading], [], [], remaining)[0]:
+            wait = min(remaining, _NOTICE) if remaining and not noticed else remaining
+            if not select.select([reading], [], [], wait)[0]:
                 assert first
-                os._exit(_exit_code(first, ExitCode.STOPPED))
+                if wait != remaining:
+                    noticed = True
+                    again = "; a second one ends it at once" if first in _INSISTING else ""
+                    what = f"{first.name}: the run ends after this step, or in {self.grace:.0f} s{again}"
+                    # A log that does not get rid of its lines must not hold up the deadline.
+                    threading.Thread(target=logger.info, args=[what], daemon=True).start()
+                    continue
+                self._leave(_exit_code(first, ExitCode.STOPPED))
             [number], control, *_ = reading.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             if number == 0:
                 return
@@ -125,7 +156,7 @@ class GracefulShutdown:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
                 self.arrived = first
             elif self._insists(number, first, end - self.grace):
-                os._exit(_exit_code(number, ExitCode.TERMINATED))
+                self._leave(_exit_code(number, ExitCode.TERMINATED))
 
     def ask_by(self, ask: Callable[[str, int], object] | None) -> None:
         """From now on, a signal calls ``ask("signal", number)`` alone, and counts with ``heed``; None: it counts at once."""
@@ -207,7 +238,7 @@ class GracefulShutdown:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._heard is not None:
             if self._insists(number, self._heard, self._since):
-                os._exit(_exit_code(number, ExitCode.TERMINATED))
+                self._leave(_exit_code(number, ExitCode.TERMINATED))
             return
         self._heard, self._since = signal.Signals(number), time.monotonic()
         if self._ask:

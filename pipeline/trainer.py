@@ -32,7 +32,8 @@ class GeneralTrainer:
         config: the path of a YAML file, or a dict; in a dict a class may stand wherever a class path may.
         overrides: ``"runner.train_runner.epochs=3"`` and the like.
         resume: ``never`` begins a new run; ``auto`` resumes the newest run of this very config file, or of the config's
-            ``name``, by which alone a dict is known; a path resumes the run in that directory.
+            ``name``, by which alone a dict is known; a path resumes the run in that directory, and begins one where that is
+            empty.
         label: a few words that tell this run from others; the same as the key of the config, as are the next two.
         tags: words by which runs are found again.
         note: anything else about this run.
@@ -108,6 +109,7 @@ class GeneralTrainer:
             if context.peek("is_exit"):
                 break
         run.finish()
+        run.call_after_run()
         return context
 
     def run_runner(self, name: str, run: Run) -> Context:

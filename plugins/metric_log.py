@@ -5,23 +5,28 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
+import sys
 import time
 from io import FileIO, StringIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from loguru import logger
 
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
-from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, storing
-from pipeline.config.schema import START
+from pipeline.checkpoint.storage import as_number, finite, storing
 from pipeline.context import Context
 
+from .shared.json_lines import append, open_lines
 from .shared.tracking import numbers_of_validation
 
 _TIMINGS = {"samples_per_second"}
 _COLUMNS = ("event", "epoch", "iteration", "phase", "name", "value")
+# Bytes of a unit of the system's memory count.
+_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Sizes(StateModel):
@@ -36,6 +41,8 @@ class MetricLog:
     """One JSON object a line: {event, epoch, iteration, phase, and the numbers}.
 
     ``metrics.jsonl`` holds only what two equal runs have alike; whatever depends on the clock goes to ``timing.jsonl``.
+    There each stage has its line too, with its seconds, and the most memory that the process had used when it ended. Other
+    plugins may append lines to it.
     A number that is not finite is written as null. A second plugin of this class in a run, under another name, has that
     name before those of its files.
 
@@ -60,6 +67,13 @@ class MetricLog:
         self.timing: FileIO
         self.csv: FileIO | None = None
         self.epoch_began = 0.0
+        self.in_epoch = False
+        # The phases whose pass is over in this epoch, and the numbers of the newest validation that has its own line.
+        self.passed: set[str] = set()
+        self.logged: dict[str, dict[str, float]] = {}
+        # The stage that runs, and when it began; the lines of those before it, in this part of the run.
+        self.stage: tuple[str, float] | None = None
+        self.stages: list[str] = []
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
@@ -77,12 +91,24 @@ class MetricLog:
 
     @hookimpl
     def before_stage(self, name: str, context: Context) -> None:
-        """Have the optimizers compute the norm of their gradients, if it is to be written."""
+        """Look at the clock; have the optimizers compute the norm of their gradients, if it is to be written."""
+        self.stage = name, time.perf_counter()
         if name == "runner" and self.gradient_norm:
             for phase in context.peek("model", {}).values():
                 # An Experiment has none of ours.
                 for scheduler in phase["optim_schedulers"].values() if "optim_schedulers" in phase else ():
                     scheduler.measures_norm = True
+
+    @hookimpl
+    def after_stage(self, context: Context) -> None:
+        """Write how long the stage took, and the most memory that the process had used by then."""
+        self._write_stage(context)
+
+    @hookimpl
+    def after_pipeline(self, context: Context) -> None:
+        """Write it of a stage, too, that has not come to its end."""
+        if self.stage:
+            self._write_stage(context, completed=False)
 
     def state_dict(self) -> dict[str, int]:
         """How long the files are, in bytes."""
@@ -102,6 +128,9 @@ class MetricLog:
                 continue
             with storing(Path(str(file.name))):
                 file.truncate(size)
+            if file is self.timing:
+                # Those of this part were written already.
+                append(file, "".join(self.stages))
 
     @hookimpl
     def on_resume(self) -> None:
@@ -111,7 +140,12 @@ class MetricLog:
     @hookimpl
     def before_epoch(self) -> None:
         """Look at the clock."""
-        self.epoch_began = time.perf_counter()
+        self.epoch_began, self.in_epoch = time.perf_counter(), True
+
+    @hookimpl
+    def after_pass(self, phase: str) -> None:
+        """Note that what is validated from now on is in the line of the epoch."""
+        self.passed |= {phase} if self.in_epoch else set()
 
     @hookimpl
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
@@ -126,26 +160,32 @@ class MetricLog:
             several = len(context.get("checkpoints") or ()) > 1
             which = f"iteration {context['train_state']['iteration']}  " if several else ""
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
-        elif _within_epochs(context) or not context["train_state"]["iteration"]:
-            numbers = _line(numbers_of_validation(context, phase, metrics))
-            logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {numbers}")
+        elif phase not in self.passed or len(context["phases"]) > 1:
+            # Else the line of the epoch, which comes at once, has the numbers.
+            numbers = numbers_of_validation(context, phase, metrics)
+            logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {_line(numbers)}")
+            self.logged[phase] = numbers
 
     @hookimpl
     def after_epoch(self, context: Context) -> None:
         """Write and log the numbers of the epoch."""
         seconds = time.perf_counter() - self.epoch_began
+        self.in_epoch, self.passed = False, set()
         for phase, metrics in context["metrics"].items():
             self._write("epoch", context, phase, metrics)
-            logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {_line(metrics)}")
+            logged = self.logged.get(phase, {})
+            line = _line(
+                {name: value for name, value in metrics.items() if name not in logged or logged[name] != value}
+            )
+            logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {line}")
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 
     def _open(self, path: Path, context: Context) -> FileIO:
-        # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
-        mode = "a" if context["checkpointer"].all() else "w"
-        # Without a buffer, so that what a killed run had measured is there.
-        with storing(path):
-            file = FileIO(path, mode, opener=no_link)
-        context["resources"].callback(file.close)
+        file = open_lines(path, context)
+        if not context["checkpointer"].all():
+            # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
+            with storing(path):
+                file.truncate(0)
         return file
 
     def _write(self, event: str, context: Context, phase: str, numbers: dict[str, float]) -> None:
@@ -159,27 +199,20 @@ class MetricLog:
             rows = [(*where, name, as_number(value, f"metrics['{name}']")) for name, value in metrics.items()]
             text = StringIO()
             csv.writer(text, lineterminator="\n").writerows(rows if _size(self.csv) else [_COLUMNS, *rows])
-            _append(self.csv, text.getvalue())
+            append(self.csv, text.getvalue())
+
+    def _write_stage(self, context: Context, **more: bool) -> None:
+        (name, began), self.stage = self.stage or ("", 0.0), None
+        memory = {"peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT}
+        if (device := context.peek("device")).type == "cuda":
+            memory["peak_gpu_memory"] = torch.cuda.max_memory_allocated(device)
+        line = {"event": "stage", "stage": name, "seconds": time.perf_counter() - began, **memory, **more}
+        self.stages.append(json.dumps(line) + "\n")
+        append(self.timing, self.stages[-1])
 
     def _record(self, file: FileIO, event: str, context: Context, values: dict[str, Any]) -> None:
         where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
-        _append(file, json.dumps({**where, **finite(values, "metrics")}) + "\n")
-
-
-def _append(file: FileIO, text: str) -> None:
-    rest = memoryview(text.encode())
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        raise refusal(str(file.name), error) from error
-
-
-def _within_epochs(context: Context) -> bool:
-    """Whether the runner validates between the start and the ends of epochs, whose line has the numbers."""
-    interval = context["runner"].valid_interval
-    intervals = interval if isinstance(interval, list) else [interval or "epoch"]
-    return any("epoch" not in str(one) and one != START for one in intervals)
+        append(file, json.dumps({**where, **finite(values, "metrics")}) + "\n")
 
 
 def _size(file: FileIO) -> int:

@@ -1,4 +1,4 @@
-"""Logs the numbers of a run to MLflow."""
+"""Logs the numbers of a run, and what an Experiment shows, to MLflow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class MLflow:
 
     ``loss`` is the mean of a print interval, ``epoch_loss`` that of a pass, ``valid_loss`` that of a validation; where a
     runner has several phases, ``phase.loss`` and so on. The step is the iteration. What MLflow does not take in a name
-    becomes ``_``. The resolved config is the parameters, and the tag ``run_dir`` the run directory. MLflow cannot change a
-    parameter: of a run that is resumed with another value, that is a tag of the same name.
+    becomes ``_``. Figures and sounds of an Experiment are artifacts in ``visuals``. The resolved config is the parameters,
+    and the tag ``run_dir`` the run directory. MLflow cannot change a parameter: of a run that is resumed with another value,
+    that is a tag of the same name.
 
     A resumed run goes on in the run that its directory had, known by the directory's name. What the store has of a number
     up to some iteration is not logged again, so each number is there once: also those that a killed run had logged after its
@@ -34,7 +35,7 @@ class MLflow:
 
     Args:
         tracking_uri: the store or server, as MLflow names it; by default that of the environment variable
-            MLFLOW_TRACKING_URI, else the file ``mlflow.db`` in the output directory:
+            MLFLOW_TRACKING_URI, else the file ``mlflow.db`` in the output directory, with artifacts in ``mlartifacts``:
             ``mlflow ui --backend-store-uri sqlite:///runs/mlflow.db`` shows it.
         experiment: its name; by default that of the config.
     """
@@ -58,8 +59,11 @@ class MLflow:
         """Begin the run, or go on with it."""
         run_dir, name = context["run_dir"], f"{context['run_dir'].name}/{context['runner_name']}"
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        self.client = self.mlflow.MlflowClient(uri or f"sqlite:///{run_dir.parents[1] / 'mlflow.db'}")
-        experiment = self._experiment_id(self.experiment or run_dir.parent.name)
+        output_dir = run_dir.parents[1]
+        self.client = self.mlflow.MlflowClient(uri or f"sqlite:///{output_dir / 'mlflow.db'}")
+        # MLflow itself would have the artifacts of such a file where one stands.
+        artifacts = None if uri else str(output_dir / "mlartifacts")
+        experiment = self._experiment_id(self.experiment or run_dir.parent.name, artifacts)
         # The name of a run may be changed by its user.
         key, value = "pipeline.run", f"{name}/{self.plugin_name}"
         runs = self.client.search_runs([experiment], f"tags.`{key}` = '{value}'")
@@ -87,9 +91,14 @@ class MLflow:
         """Log the numbers of a validation, or of an infer runner."""
         self._log(context, phase, numbers_of_validation(context, phase, metrics, "valid_"))
 
-    def _experiment_id(self, name: str) -> str:
+    @hookimpl
+    def on_visual(self, tag: str, path: Path) -> None:
+        """Log a figure or a sound; one that is there already is the same."""
+        self.client.log_artifact(self.run_id, str(path), str(Path("visuals", tag).parent))
+
+    def _experiment_id(self, name: str, artifacts: str | None) -> str:
         experiment = self.client.get_experiment_by_name(name)
-        found: str = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        found: str = experiment.experiment_id if experiment else self.client.create_experiment(name, artifacts)
         return found
 
     def _log_parameters(self, run_dir: Path, logged: Mapping[str, str]) -> None:

@@ -37,6 +37,7 @@ _RARE = {
     "on_signal",
     "on_stage_error",
     "after_pipeline",
+    "after_run",
 }
 
 # Hook -> the key of the runner that says how often it comes.

@@ -34,6 +34,7 @@ class Profiler:
         repeat: how many windows there are.
         rows: how many operators the table has.
         memory: whether to record what memory operators allocate.
+        of_runner: whether the runner's ``profile_training``, ``profile_warmup`` and ``profile_steps`` say when, instead.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -55,6 +56,7 @@ class Profiler:
         repeat: int = 1,
         rows: int = 30,
         memory: bool = False,
+        of_runner: bool = False,
     ) -> None:
         for name, value, least in (
             ("wait", wait, 0),
@@ -66,7 +68,7 @@ class Profiler:
             if value < least:
                 raise ConfigError(f"profiler: {name} is {value}; write {least} or more")
         self.wait, self.warmup, self.active, self.repeat = wait, warmup, active, repeat
-        self.rows, self.memory = rows, memory
+        self.rows, self.memory, self.of_runner = rows, memory, of_runner
         # How many windows are over; the steps of the one that is open, and the iteration of its first that is recorded.
         self.windows = self.steps = self.first = 0
         # The iteration before which something is to be done.
@@ -76,7 +78,10 @@ class Profiler:
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
         """Have a window closed at the end, however the run ends."""
-        self.context, self.counters = context, context["train_state"]
+        self.context, self.counters, runner = context, context["train_state"], context["runner"]
+        if self.of_runner:
+            self.wait, self.warmup, self.active = 0, runner.profile_warmup, runner.profile_steps
+            self.due = 0 if runner.profile_training else math.inf
         context["resources"].callback(self.close)
 
     @hookimpl

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from threading import Event, RLock, Thread
-from typing import Any
+from typing import Any, TextIO
 
 from loguru import logger
 from rich.console import Console
@@ -35,6 +35,42 @@ class EpochState(StateModel):
     epoch_started_at: int
 
 
+class AboveBar:
+    """Takes the place of a stream while a bar is shown: each line that is written goes above the bar, as it is.
+
+    rich's own cuts a line that is wider than the terminal in two; a terminal shows it in two rows, and copies it as one.
+
+    Args:
+        stream: whose place it takes.
+        console: draws the bar, and with it what is above.
+    """
+
+    def __init__(self, stream: TextIO, console: Console) -> None:
+        self.rich_proxied_file = stream
+        self._console, self._rest = console, ""
+
+    def __getattr__(self, name: str) -> Any:
+        """What the stream has by this name."""
+        return getattr(self.rich_proxied_file, name)
+
+    def write(self, text: str) -> int:
+        """Show the lines that are whole; the rest waits for its end."""
+        lines, newline, self._rest = f"{self._rest}{text}".rpartition("\n")
+        if newline:
+            with _DRAWING:
+                self._console.out(lines, highlight=False)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """The same for several."""
+        self.write("".join(lines))
+
+    def close_above(self) -> TextIO:
+        """Write what is left, once there is no bar any more; the stream."""
+        self.rich_proxied_file.write(self._rest)
+        return self.rich_proxied_file
+
+
 class Bar(Progress):
     """One line that a thread redraws by the clock: it looks how far things are, so what is counted calls nothing.
 
@@ -49,13 +85,17 @@ class Bar(Progress):
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.description}"),
         )
-        # What is printed goes above the bar; but where stdout is a file or a pipe, it must go there.
-        shared = bool(sys.stdout and sys.stdout.isatty())
         # What may be shown -> says how much of it is done.
         self.counts: dict[TaskID, Callable[[], int]] = {}
         self.over = Event()
+        self.streams: list[str] = []
         super().__init__(
-            *columns, console=Console(stderr=True), transient=True, redirect_stdout=shared, auto_refresh=False
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            auto_refresh=False,
         )
         self.thread = Thread(target=self._redraw, name="progress_bar", daemon=True)
 
@@ -69,6 +109,7 @@ class Bar(Progress):
             # A terminal that was closed shows nothing; the run is notified of that by SIGHUP.
             with suppress(OSError):
                 self.start()
+            self._redirect()
             self.thread.start()
         return task
 
@@ -85,6 +126,14 @@ class Bar(Progress):
                 self.remove_task(task)
                 self.show([*self.counts][-1])
 
+    def _redirect(self) -> None:
+        """Have what is printed go above the bar; but where stdout is a file or a pipe, it must go there."""
+        for name in ("stdout", "stderr") if self.console.is_terminal and not self.console.is_jupyter else ():
+            stream = getattr(sys, name)
+            if stream and (name == "stderr" or stream.isatty()):
+                self.streams.append(name)
+                setattr(sys, name, AboveBar(stream, self.console))
+
     def refresh(self) -> None:
         """Leave it to the thread, where rich would redraw for each change."""
 
@@ -96,6 +145,10 @@ class Bar(Progress):
         self._look()
         with suppress(OSError):
             self.stop()
+        for name in self.streams:
+            if isinstance(stream := getattr(sys, name), AboveBar):
+                with suppress(OSError):
+                    setattr(sys, name, stream.close_above())
 
     def _redraw(self) -> None:
         while not self.over.wait(PAUSE):
@@ -127,6 +180,7 @@ class ProgressBar:
 
     def __init__(self, live: bool | None = None) -> None:
         self.live = (on_terminal() or _in_notebook()) if live is None else live
+        self.hidden = False
         self.bar: Bar | None = None
         # What the bar shows of the training, and of a validation.
         self.training: TaskID | None = None
@@ -142,7 +196,9 @@ class ProgressBar:
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
-        """Have the bar taken down at the end, however the run ends."""
+        """Have the bar taken down at the end, however the run ends; with the runner's ``noprogressbar`` there is nothing."""
+        self.hidden = context["runner"].noprogressbar
+        self.live = self.live and not self.hidden
         context["resources"].callback(self.stop)
 
     @hookimpl
@@ -188,7 +244,7 @@ class ProgressBar:
         """Show the numbers, or log them."""
         if self.bar and self.training is not None:
             self.bar.update(self.training, description=f"{phase} {_short(metrics)}")
-        elif not self.live:
+        elif not (self.live or self.hidden):
             done = context["train_state"]["iteration"] - self.epoch_started_at
             numbers = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
             logger.info(f"{self.title}  batch {done}/{self.total or '?'}  {phase} {numbers}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from loguru import logger
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pipeline.config.schema import RunnerSchema
+from pipeline.checkpoint.storage import short
+from pipeline.config.schema import RunnerSchema, parse_intervals
 from pipeline.context import Context
 from pipeline.data.loader import length
 
@@ -41,7 +43,7 @@ def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) 
     own = {stage: cls for stage, cls in stages.items() if not cls.__module__.startswith(_DEFAULTS)}
     custom = [f"{stage} is {cls.__module__.rpartition('.')[2]}.{cls.__name__}" for stage, cls in own.items()]
     several = f"{size} processes, " if (size := context.peek("world_size")) > 1 else ""
-    yield "; ".join([f"{runner.name} on {several}{device}{gpu}", *_parameters(context.peek("model")), *custom])
+    who = "; ".join([f"{runner.name} on {several}{device}{gpu}", *_parameters(context.peek("model")), *custom])
     known = loaders if isinstance(loaders, Mapping) else {}
     config = context.peek("config")
     limits = {name: config.get(f"dataset.{name}.limit_batches") for name in known}
@@ -50,12 +52,21 @@ def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) 
     for phase in phases:
         names = dict.fromkeys((phase.dataset_name, *phase.valid_datasets))
         if data := "; ".join(f"{name} {passes[name][0]}" for name in names if name in passes):
-            yield f"{phase.name}: {data}"
+            # The first is in the same line as what comes before it: three lines are enough for one phase.
+            yield f"{who}; {phase.name}: {data}" if who else f"{phase.name}: {data}"
+            who = ""
+    if who:
+        yield who
     if runner.kind == "train":
         verbs = [getattr(stages["runner"], verb, None) for verb in _VERBS]
         is_default = all(getattr(verb, "__module__", "").startswith(_DEFAULTS) for verb in verbs)
         batches = [passes[phase.dataset_name][1] if phase.dataset_name in passes else 0 for phase in phases]
-        yield _to_come(context, runner, sum(batches) if is_default and all(batches) else 0)
+        to_come = _to_come(context, runner, sum(batches) if is_default and all(batches) else 0)
+    else:
+        to_come = "one pass to come"
+    # Of a debug run nothing is kept, which was said.
+    is_kept = not runner.debug or runner.debug_persistently
+    yield f"{to_come}; saved in {runner.name}: {', '.join(_to_be_saved(context, runner))}" if is_kept else to_come
 
 
 def _count(number: int, noun: str) -> str:
@@ -99,6 +110,32 @@ def _to_come(context: Context, runner: RunnerSchema, batches: int) -> str:
     at_most = "" if batches and not (runner.optimizer_step_limit or runner.max_time) else "at most "
     number = f"{at_most}{_count(max(0, min(left)), 'iteration')}" if left else "an unknown number of iterations"
     done = f", {counters['iteration']:,} done" if counters["iteration"] else ""
-    newest = "all checkpoints" if runner.keep_last is None else f"the newest {runner.keep_last} checkpoints"
-    best = " and the best" if runner.keep_best and runner.keep_last else ""
-    return f"{number} to come{done}: {', '.join(limits) or 'no limit'}; {newest}{best} are kept"
+    return f"{number} to come{done}: {', '.join(limits) or 'no limit'}"
+
+
+def _to_be_saved(context: Context, runner: RunnerSchema) -> Iterator[str]:
+    """What the runner will leave in its folder, and how often; where it is elsewhere, the path says so."""
+    folder: Path = context.peek("run_dir") / runner.name
+    if runner.kind == "train":
+        newest = "all" if runner.keep_last is None else f"the newest {runner.keep_last}"
+        best = " and the best" if runner.keep_best and runner.keep_last else ""
+        kept = f"{newest}{best} are kept"
+        elsewhere = short((folder / "checkpoints").resolve()) if (folder / "checkpoints").is_symlink() else ""
+        when = _how_often(runner.save_interval, "iteration")
+        yield f"a checkpoint {when} ({kept}){elsewhere and f' in {elsewhere}'}"
+        if runner.save_inference_interval:
+            yield f"weights {_how_often(runner.save_inference_interval, 'epoch')}"
+    if (folder / "metrics.jsonl").is_file():
+        yield "metrics.jsonl"
+    yield "results.json"
+    if settings := runner.predictions:
+        names = [phase["name"] for phase in context.peek("phases")]
+        files = [f"{name}_predictions.{settings.format}" for name in names]
+        yield from [short(Path(settings.path))] if settings.path else files
+
+
+def _how_often(intervals: Any, unit: str) -> str:
+    """``every epoch and every 100 iterations``; whatever it is, there is one at the end; ``unit`` of a bare number."""
+    own = parse_intervals(intervals, unit)
+    texts = [f"every {each.unit}" if each.length == 1 else f"every {each.length} {each.unit}s" for each in own]
+    return " and ".join(texts) or "at the end"

@@ -1,7 +1,9 @@
-"""Writes the numbers of a run for TensorBoard."""
+"""Writes the numbers of a run, and what an Experiment shows, for TensorBoard."""
 
 from __future__ import annotations
 
+import struct
+import wave
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +19,8 @@ class TensorBoard:
     """Event files in the folder ``tensorboard`` of the runner: ``tensorboard --logdir runs`` shows them.
 
     ``loss`` is the mean of a print interval, ``epoch_loss`` that of a pass, ``valid_loss`` that of a validation; where a
-    runner has several phases, ``phase.loss`` and so on. The step is the iteration. The resolved config is among the
-    hyper-parameters, the run directory too.
+    runner has several phases, ``phase.loss`` and so on. The step is the iteration. Figures and sounds of an Experiment are
+    images and audio under their tags. The resolved config is among the hyper-parameters, the run directory too.
 
     A resumed run goes on in the same folder. What a killed one wrote after its checkpoint is purged, as TensorBoard calls
     it, and comes again; what it wrote before is on the disk, for the files are flushed before each checkpoint. So each
@@ -84,6 +86,12 @@ class TensorBoard:
         self._write(context, phase, numbers_of_validation(context, phase, metrics, "valid_"))
 
     @hookimpl
+    def on_visual(self, tag: str, path: Path, step: int) -> None:
+        """Write a figure or a sound."""
+        if step != self.resumed_at or tag not in self.logged:
+            self.writer.file_writer.add_summary(_summary(tag, path), step)
+
+    @hookimpl
     def before_checkpoint_saved(self) -> None:
         """Let no checkpoint be newer than the files."""
         self.writer.flush()
@@ -105,3 +113,18 @@ def _parameters(run_dir: Path) -> dict[str, bool | int | float | str]:
     """The resolved config, value by address, and the run directory."""
     values = {address: "null" if value is None else value for address, value in resolved_config(run_dir).items()}
     return {"run_dir": str(run_dir), **values}
+
+
+def _summary(tag: str, path: Path) -> Any:
+    """A PNG or WAV file as TensorBoard has it."""
+    content, proto = path.read_bytes(), import_module("tensorboard.compat.proto.summary_pb2").Summary
+    if path.suffix == ".png":
+        # Where every PNG has them.
+        width, height = struct.unpack(">II", content[16:24])
+        image = proto.Image(width=width, height=height, colorspace=4, encoded_image_string=content)
+        return proto(value=[proto.Value(tag=tag, image=image)])
+    with wave.open(str(path)) as file:
+        channels, _, rate, frames, *_ = file.getparams()
+    size = {"sample_rate": rate, "num_channels": channels, "length_frames": frames}
+    sound = proto.Audio(encoded_audio_string=content, content_type="audio/wav", **size)
+    return proto(value=[proto.Value(tag=tag, audio=sound)])

@@ -1,4 +1,4 @@
-"""Writes the numbers of a run for Weights & Biases, offline."""
+"""Writes the numbers of a run, and what an Experiment shows, for Weights & Biases, offline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class WandB:
 
     Nothing is uploaded: ``wandb sync`` does that, with the folders ``offline-run-…`` as its arguments. ``loss`` is the mean
     of a print interval, ``epoch_loss`` that of a pass, ``valid_loss`` that of a validation; where a runner has several
-    phases, ``phase.loss`` and so on. Their x-axis is ``iteration``. The resolved config is the run's config, the run
-    directory too.
+    phases, ``phase.loss`` and so on. Their x-axis is ``iteration``. Figures and sounds of an Experiment are images and
+    audio under their tags. The resolved config is the run's config, the run directory too.
 
     A resumed run has one more folder, with the same id, which is made of the name of the run directory; ``wandb sync`` joins
     them. What the earlier folders have of a number up to some iteration is not logged again, so none is there twice. They
@@ -90,14 +90,25 @@ class WandB:
         """Log the numbers of a validation, or of an infer runner."""
         self._log(context, phase, numbers_of_validation(context, phase, metrics, "valid_"))
 
+    @hookimpl
+    def on_visual(self, tag: str, path: Path, step: int) -> None:
+        """Log a figure or a sound."""
+        # Of a file wandb has several values.
+        if step > self.logged.get(f"{tag}.sha256", -1):
+            media = self.wandb.Image if path.suffix == ".png" else self.wandb.Audio
+            self._log_row(step, {tag: media(str(path))})
+
     def _log(self, context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> None:
         iteration = context["train_state"]["iteration"]
         numbers = numbers_by_name(context, phase, metrics, prefix)
         new = {name: value for name, value in numbers.items() if iteration > self.logged.get(name, -1)}
         if new:
-            # wandb's own step counts the rows, for it takes no second row of a step, and holds back the newest without commit.
-            self.run.log({"iteration": iteration, **new}, step=self.rows, commit=True)
-            self.rows += 1
+            self._log_row(iteration, new)
+
+    def _log_row(self, iteration: int, values: dict[str, Any]) -> None:
+        # wandb's own step counts the rows, for it takes no second row of a step, and holds back the newest without commit.
+        self.run.log({"iteration": iteration, **values}, step=self.rows, commit=True)
+        self.rows += 1
 
     def _end(self, context: Context) -> None:
         self.run.finish(exit_code=int(context.get("error") is not None))

@@ -8,7 +8,9 @@ import json
 import math
 import re
 import runpy
+import shlex
 import shutil
+import subprocess
 import sys
 import zipfile
 from bisect import bisect_left, bisect_right
@@ -203,6 +205,48 @@ def test_experiment_ends_with_the_same_weights_alone_as_in_its_config(
     alone, in_run = load_file(tmp_path / "runs" / "denoising" / last), load_file(run_dir / "train_runner" / last)
     assert alone.keys() == in_run.keys()
     assert all(torch.equal(alone[name], in_run[name]) for name in alone)
+
+
+# A sweep
+
+
+def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, line: str, *words: str) -> tuple[list[list[str]], str]:
+    """The rows of the table and the best command line of a command of the example's README."""
+    text = (FOLDER / "sweep" / "README.md").read_text(encoding="utf-8")
+    [found] = [each for each in re.findall(r"^pipeline sweep .*$", text, re.MULTILINE) if line in each]
+    # As in the README, the examples are where one stands.
+    shutil.copytree(FOLDER / "sweep", folder / "workspace_examples" / "sweep", dirs_exist_ok=True)
+    monkeypatch.chdir(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(found), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *_, best = done.stdout.splitlines()
+    return [row.split() for row in done.stdout.splitlines() if "trial-" in row], best
+
+
+@pytest.mark.slow
+def test_sweep_ranks_a_grid_as_its_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, best = swept(monkeypatch, tmp_path, "--jobs 2")
+    text = (FOLDER / "sweep" / "README.md").read_text(encoding="utf-8")
+    [shown] = [block for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL) if " rank " in block]
+    table = [row.split() for row in shown.splitlines() if re.match(r" \d ", row)]
+    assert [row[:3] for row in rows] == [row[:3] for row in table]
+    assert [float(row[3]) for row in rows] == pytest.approx([float(row[3]) for row in table], rel=1e-3)
+    assert best == shown.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_sweep_finds_a_network_by_tpe_that_is_better_than_that_of_the_config(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, _ = swept(monkeypatch, tmp_path, "--search tpe", "--trials", "12", "--jobs", "2")
+    assert len(rows) == 12
+    assert all(1e-4 <= float(row[-7]) <= 1e-1 and 8 <= int(row[-6]) <= 64 for row in rows)
+    before = ran("sweep").contexts["train_runner"]["metrics"]["checkerboard"]["valid_loss"]
+    assert float(rows[0][4]) < before - 0.1
+    page = next(tmp_path.glob("runs/sweep/sweeps/*/report.html")).read_text(encoding="utf-8")
+    assert all(f"trial-{number:03d}" in page for number in range(12))
 
 
 # One training after the other

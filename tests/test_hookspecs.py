@@ -82,8 +82,8 @@ EPOCH = [
 ]  # fmt: skip
 SAVE = ["before_checkpoint_saved", "after_checkpoint_captured"]
 RUNNER = ["before_epoch", "before_phase", "before_pass", *EPOCH, "after_phase", "after_epoch", *SAVE]
-ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume"}
-"""Come in a run that fails or is resumed."""
+ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume", "on_visual"}
+"""Come in a run that fails or is resumed, or of an experiment that shows something."""
 SAVED = "after_checkpoint_saved"
 """Comes when the disk has it, while training goes on."""
 
@@ -115,7 +115,7 @@ def test_the_hooks_of_a_whole_run_come_in_this_order(recorded: Recorded) -> None
         "before_stage startup", "after_stage startup",
         "before_stage runner", *RUNNER, *RUNNER, *SAVE, "after_stage runner",
         "before_stage terminal", "after_stage terminal",
-        "after_pipeline",
+        "after_pipeline", "after_run",
     ]  # fmt: skip
 
 
@@ -254,6 +254,7 @@ class Experiment(ExperimentBase):
         self.optimizer.step((self.model(x) - y).square().mean())
     def valid(self):
         self.visualizer.add_scalar("loss", 1.0, self.iteration)
+        self.visualizer.add_audio("tone", torch.zeros(2), self.iteration)
 """
 
 
@@ -279,7 +280,7 @@ def test_an_experiment_has_the_hooks_of_the_default_runner_in_an_order_of_its_ow
     context = recorded(f"{CLASS}={{workspace}}/own.py:Experiment")
     calls = names(context)
     runner = [name for name in calls[calls.index("before_stage runner") + 1 :] if name != SAVED]
-    validation = ["before_validation", "extend_metrics", "after_validation"]
+    validation = ["before_validation", "on_visual", "extend_metrics", "after_validation"]
     reports = ["extend_metrics", "on_print_interval"]
     assert runner[: runner.index("after_epoch") + 1] == [
         "before_epoch", "before_phase", "before_pass", *(BATCH * 3), *reports, *(BATCH * 3), *reports, *validation,
@@ -287,6 +288,11 @@ def test_an_experiment_has_the_hooks_of_the_default_runner_in_an_order_of_its_ow
     ]  # fmt: skip
     phases = {moment["phase"] for hook in BATCH for moment in moments(context, hook)}
     assert phases == {"experiment"}
+    folder = context["run_dir"] / "train_runner" / "visuals"
+    shown = [
+        tuple(moment[name] for name in ("phase", "tag", "step", "path")) for moment in moments(context, "on_visual")
+    ]
+    assert shown == [("experiment", "tone", step, folder / f"tone-{step:012}.wav") for step in (6, 12)]
     assert [moment["iteration"] for moment in moments(context, "after_batch")] == list(range(1, 13))
 
 
@@ -373,7 +379,7 @@ class Plugin:
         if context["train_state"]["iteration"] == 8 and not context["checkpointer"].all()[2:]:
             signal.raise_signal(signal.SIGTERM)
     @hookimpl
-    def after_pipeline(self, context):
+    def after_run(self, context):
         with Path("hooks.txt").open("a") as file:
             file.writelines(f"{name}\\n" for name, _ in context["calls"])
 """
@@ -388,7 +394,7 @@ def test_each_hook_is_called_in_a_run_that_a_signal_stops_and_the_one_that_goes_
     with pytest.raises(StoppedError):
         GeneralTrainer(linear, keys).run()
     GeneralTrainer(linear, keys, resume="auto").run()
-    assert set(Path("hooks.txt").read_text(encoding="utf-8").split()) == HOOKS.keys()
+    assert set(Path("hooks.txt").read_text(encoding="utf-8").split()) == HOOKS.keys() - {"on_visual"}
 
 
 SIGNALED = """
@@ -609,3 +615,50 @@ def test_after_a_failure_the_error_is_told_then_terminal_aborts_then_all_is_clos
 def test_a_plugin_that_fails_after_terminal_neither_aborts_nor_ends_the_pipeline_twice(linear: Path) -> None:
     notes = witnessed(linear, '["{workspace}/witness.py", "{workspace}/witness.py:Late"]')
     assert notes[-4:] == ["terminal", "after_stage terminal", "after_pipeline: None", "resources closed"]
+
+
+OVER = """
+    import json
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def after_run(self, context):
+            status = json.loads((context["run_dir"] / "status.json").read_text())
+            done = (context["run_dir"] / context["runner_name"] / "done.json").is_file()
+            with open("notes.txt", "a") as file:
+                file.write(f"{context['runner_name']} {status['state']} {done} {context.get('error')}\\n")
+
+    class Failing:
+        @hookimpl
+        def after_run(self):
+            raise ZeroDivisionError("too late")
+"""
+TWO = "runner=[{name: one, class: train, device: cpu, epochs: 1}, {name: two, class: train, device: cpu, epochs: 1}]"
+
+
+def test_when_the_run_is_over_the_plugins_of_its_last_runner_are_told(linear: Path) -> None:
+    (linear.parent / "over.py").write_text(textwrap.dedent(OVER), encoding="utf-8")
+    GeneralTrainer(linear, [TWO, 'plugins=["{workspace}/over.py"]']).run()
+    assert Path("notes.txt").read_text(encoding="utf-8") == "two done True None\n"
+
+
+def test_when_a_run_has_failed_its_status_says_so_by_then(linear: Path) -> None:
+    (linear.parent / "over.py").write_text(textwrap.dedent(OVER), encoding="utf-8")
+    (linear.parent / "witness.py").write_text(textwrap.dedent(WITNESS), encoding="utf-8")
+    words = ['runner.one.startup_class_path="{workspace}/witness.py"', 'plugins=["{workspace}/over.py"]']
+    with pytest.raises(ZeroDivisionError):
+        GeneralTrainer(linear, [TWO, *words]).run()
+    assert Path("notes.txt").read_text(encoding="utf-8") == "one failed False no weights\n"
+
+
+def test_an_error_when_the_run_is_over_is_logged_with_its_plugin_and_changes_nothing(
+    linear: Path, log_lines: list[str]
+) -> None:
+    (linear.parent / "over.py").write_text(textwrap.dedent(OVER), encoding="utf-8")
+    plugins = 'plugins=["{workspace}/over.py", {name: late, class_path: "{workspace}/over.py:Failing"}]'
+    context = GeneralTrainer(linear, [plugins]).run()
+    assert json.loads((context["run_dir"] / "status.json").read_text())["state"] == "done"
+    [error] = [line for line in log_lines if line.startswith("ERROR")]
+    assert "plugin 'late', hook after_run (over.py:" in error
+    assert "failed: ZeroDivisionError: too late" in error

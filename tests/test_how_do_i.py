@@ -169,9 +169,23 @@ def test_a_trained_model_is_loaded_in_python(folder: Path) -> None:
     assert same(load_file(folder / "spirals.safetensors"), weights)
 
 
+@pytest.mark.slow
+def test_several_values_are_tried_and_ranked(folder: Path) -> None:
+    [line] = blocks("Try several values", "sh")[0].splitlines()
+    rows = [row.split() for row in command(f"{line} -o {FEW}").stdout.splitlines() if "trial-" in row]
+    assert {tuple(row[1:3]) for row in rows} == {(rate, size) for rate in ("0.1", "0.01") for size in ("16", "64")}
+    values = []
+    for row in rows:
+        text = (folder / row[-1] / "train_runner/metrics.jsonl").read_text(encoding="utf-8")
+        numbers = [number for number in map(json.loads, text.splitlines()) if number["event"] == "validate"]
+        values.append(min(number["loss"] for number in numbers))
+        assert row[3] == f"{values[-1]:.5g}"
+    assert values == sorted(values)
+
+
 def test_runs_are_found_again_and_compared(folder: Path) -> None:
     trained()
-    run, runs, compare = blocks("Find a run", "sh")[0].splitlines()
+    run, runs, compare, report = blocks("Find a run", "sh")[0].splitlines()
     command(f"{run} {FEW}")
     assert command(runs).stdout.count("lr=0.1") == 1
     # Two of the same second are in no order.
@@ -179,6 +193,7 @@ def test_runs_are_found_again_and_compared(folder: Path) -> None:
     both = " ".join(map(str, paths))
     difference = command(compare, ("runs/first_steps/*-*", both)).stdout.splitlines()[-1]
     assert difference in ANSWERS[-2].replace("\n", " ")
+    assert command(report, ("runs/first_steps/*-*", both)).stdout == "report.html\n"
 
 
 def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Answered, folder: Path) -> None:

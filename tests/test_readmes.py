@@ -12,6 +12,7 @@ import runpy
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipeline_plugins.new.command import KINDS
 from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
+from pipeline import Brain, Context, ExperimentBase, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
 from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
@@ -50,6 +51,7 @@ FOLDERS = (
     "plugins",
     "workspace_examples",
     "workspace_examples/cluster",
+    "workspace_examples/sweep",
     "tests",
 )
 READMES = {folder: (REPOSITORY / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
@@ -252,6 +254,121 @@ def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults()
             default = "required" if parameter.default is parameter.empty else f"`{json.dumps(parameter.default)}`"
             rows[f"`{name}`"] = "the runner's" if name in {"accum_grad", "grad_clip", "grad_clip_value"} else default
     assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
+
+
+PARAKEET = (
+    "args", "checkpoint_dir", "close", "config", "dump_config", "epoch", "init_parallel", "iteration", "iterator", "logger", "model",
+    "new_epoch", "optimizer", "output_dir", "parallel", "read_batch", "resume_or_load", "run", "save", "setup", "setup_checkpointer",
+    "setup_dataloader", "setup_logger", "setup_model", "setup_output_dir", "setup_visualizer", "train", "train_batch",
+    "train_loader", "valid", "valid_loader", "visualizer",
+)  # fmt: skip
+"""What its ExperimentBase of 2021-11 has: ``dir`` of an instance, without the names that begin with an underscore."""
+
+
+def test_the_names_of_parakeet_are_all_listed_and_are_there(tmp_path: Path) -> None:
+    class Experiment(ExperimentBase):
+        def setup_dataloader(self) -> None:
+            self.train_loader = [torch.zeros(1)]
+
+        def setup_model(self) -> None:
+            self.model = torch.nn.Linear(1, 1)
+
+        def train_batch(self) -> None:
+            self.read_batch()
+
+        def valid(self) -> None:
+            pass
+
+    args = {"device": "cpu", "nprocs": 1, "output": str(tmp_path), "checkpoint_path": None}
+    experiment = Experiment({"training": dict.fromkeys(("valid_interval", "save_interval", "max_iteration"), 1)}, args)
+    experiment.setup()
+    experiment.close()
+    names = [
+        name for row in cells("pipeline/training", "| Parakeet | here |") for name in re.findall(r"`([^`]+)`", row[0])
+    ]
+    assert sorted(name.removesuffix("()") for name in names if "." not in name) == sorted(PARAKEET)
+    for name in names:
+        path, _, parameters = name.removesuffix(")").partition("(")
+        found = attrgetter(path)(experiment)
+        assert inspect.ismethod(getattr(found, "func", found)) == ("(" in name), name
+        if parameters:
+            assert list(inspect.signature(found).parameters) == parameters.split(", ")
+
+
+SPEECHBRAIN = (
+    "avg_train_loss", "check_gradients", "check_loss_isfinite", "checkpointer", "compute_forward", "compute_objectives", "device",
+    "device_type", "evaluate", "evaluate_batch", "evaluation_ctx", "fit", "fit_batch", "freeze_optimizers", "hparams",
+    "init_optimizers", "make_dataloader", "modules", "no_sync", "nonfinite_count", "on_evaluate_start", "on_fit_batch_end",
+    "on_fit_batch_start", "on_fit_start", "on_stage_end", "on_stage_start", "opt_class", "optimizer", "optimizer_step",
+    "optimizers_dict", "optimizers_step", "print_trainable_parameters", "raw_modules", "scaler", "step", "train_sampler",
+    "training_ctx", "update_average", "zero_grad",
+)  # fmt: skip
+"""What its Brain of 1.1.0 has after a fit, beside the other run options and what is of its profiler; no underscores."""
+
+
+def test_the_names_of_speechbrain_are_all_listed_and_are_there() -> None:
+    class Small(Brain):
+        def compute_forward(self, batch: Any, stage: Any) -> Any:
+            return self.modules["net"](batch)
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+            return predictions.mean()
+
+    brain = Small({"net": torch.nn.Linear(1, 1)}, lambda parameters: torch.optim.SGD(parameters, 0.1))
+    brain.fit(range(1), [torch.ones(2, 1)], progressbar=False)
+    names = [
+        name
+        for row in cells("pipeline/training", "| SpeechBrain | here |")
+        for name in re.findall(r"`([^`]+)`", row[0])
+    ]
+    assert sorted(name.removesuffix("()") for name in names) == sorted(SPEECHBRAIN)
+    for name in names:
+        found = getattr(brain, name.removesuffix("()"))
+        kept = name in {"opt_class", "modules", "raw_modules"}
+        assert kept or callable(found) == ("(" in name), name
+
+
+def names_of(ancestor: str) -> dict[str, str]:
+    """Name in an ancestor -> what its page says of it; a name with its parameters."""
+    rows = cells("pipeline/training", f"| {ancestor} | here |")
+    return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
+
+
+def has_the_methods(kind: type[Any], names: Iterable[str]) -> None:
+    """The class has each that is written as ``method(parameters)``; it may take more than these."""
+    for name, _, parameters in (name.removesuffix(")").partition("(") for name in names if "(" in name):
+        own = [str(one).partition(":")[0] for one in inspect.signature(getattr(kind, name)).parameters.values()]
+        written = parameters.split(", ") if parameters else []
+        assert own[1 : len(written) + 1] == written, name
+
+
+SPEECHAIN = (
+    "accum_grad", "distributed", "extra_repr_fn", "ft_factor", "get_lr", "grad_clip", "grad_norm_type", "load_state_dict", "model",
+    "optim_loss", "optimizer", "scaler", "sche_init", "state_dict", "step", "step_per_update", "update_lr", "updated_modules",
+)  # fmt: skip
+"""What its OptimScheduler of 2024-09 has: ``dir`` of an instance, without the names that begin with an underscore."""
+
+
+def test_the_names_of_speechain_are_all_listed_and_are_there() -> None:
+    listed = names_of("SpeeChain")
+    arguments = {"optim_type", "optim_conf", "use_amp"}
+    others = {"noam.Noamlr", "exp.ExponentDecayLr", "optim_sches"}
+    assert {name.partition("(")[0] for name in listed} == {*SPEECHAIN, *arguments, *others}
+    assert arguments < inspect.signature(OptimScheduler).parameters.keys()
+    made = schedules.Noam("SGD", {"lr": 0.1}, torch.nn.Linear(1, 1), d_model=4)
+    assert [name for name in SPEECHAIN if not hasattr(made, name)] == []
+    has_the_methods(OptimScheduler, listed)
+    for name, kind, ours in (
+        ("noam.Noamlr", schedules.Noam, "noam"),
+        ("exp.ExponentDecayLr", schedules.ExponentialDecay, "exponential_decay"),
+    ):
+        words = re.findall(r"`([^`]+)`", listed[name])
+        assert words[0] == ours
+        assert words[1].endswith(kind.__name__)
+        assert [hasattr(kind("SGD", {"lr": 0.1}, torch.nn.Linear(1, 1)), name) for name in words[2:]] in (
+            [True],
+            [True] * 3,
+        )
 
 
 def test_the_run_options_are_all_listed() -> None:
@@ -498,7 +615,7 @@ def test_the_command_of_the_page_on_plugins_is_one() -> None:
 def test_the_run_directory_has_what_the_page_on_checkpoints_says(linear: Path) -> None:
     tree = block("pipeline/checkpoint", "text", "runs/<config name>/latest")
     named = re.findall(r"^ +([a-z.]+)/? ", tree, flags=re.MULTILINE)
-    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    run_dir = GeneralTrainer(linear, ["plugins=[report]"]).run()["run_dir"]
     made = {path.name for path in [*run_dir.glob("*"), *run_dir.glob("train_runner/*")]}
     assert made == {*named, "train_runner"}
 

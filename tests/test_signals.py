@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -99,6 +100,34 @@ def test_a_second_signal_ends_the_process_at_once(run: Run, names: list[str], co
     assert run(signals=names, at=7).returncode == code
     # What was being written at that moment may not be there; the step is not finished and saved.
     assert steps() in ([], ["06"])
+
+
+def test_a_second_signal_says_how_to_go_on(run: Run) -> None:
+    done = run(signals=["SIGTERM", "SIGINT"], at=7)
+    path = Path("runs/workspace/latest").resolve()
+    assert done.stderr.endswith(f"ended at once; to go on from its newest checkpoint:\n  pipeline resume {path}\n")
+
+
+@pytest.mark.parametrize(("pause", "said"), [(0, 0), (3, 1)])
+def test_a_step_that_takes_long_is_announced(run: Run, pause: float, said: int) -> None:
+    done = run(signals=["SIGTERM"], at=7, pause=pause)
+    text = "INFO    SIGTERM: the run ends after this step, or in 25 s; a second one ends it at once\n"
+    assert (done.returncode, done.stderr.count(text)) == (75, said)
+
+
+def test_a_log_that_takes_no_line_does_not_hold_up_the_deadline() -> None:
+    script = """
+        import os, sys, time
+        from loguru import logger
+        from pipeline.signals import GracefulShutdown
+
+        logger.remove()
+        logger.add(lambda line: time.sleep(60))
+        os.dup2(os.pipe()[0], 0)
+        with GracefulShutdown(grace=2).handling():
+            os.system("kill -TERM $PPID; read nothing")
+    """
+    assert ended(textwrap.dedent(script)).returncode == 75
 
 
 def ended(script: str, *arguments: str) -> Done:

@@ -122,7 +122,7 @@ def test_without_names_the_recorder_has_every_hook_and_changes_no_run(tmp_path: 
     straight, recorded = work.run(), work.run(plugins=[every])
     assert recorded["metrics"] == straight["metrics"]
     names = [name for name, *_ in every.calls]
-    assert (names[0], names[-1], names.count("after_batch")) == ("before_pipeline", "after_pipeline", 12)
+    assert (names[0], names[-1], names.count("after_batch")) == ("before_pipeline", "after_run", 12)
 
 
 def test_each_recorder_has_its_own_calls(tmp_path: Path) -> None:

@@ -53,3 +53,9 @@ def test_resumed_in_every_way_a_run_ends_like_one_that_was_not() -> None:
 def test_a_clock_a_year_back_changes_nothing() -> None:
     found = counts("run_clock.py", 1)
     assert (found["runs"], found["unlike"]) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["grid", "tpe"])
+def test_killed_at_random_moments_a_sweep_ends_like_one_that_was_not(kind: str) -> None:
+    found = counts("sweep_kills.py", 1, 0, kind)
+    assert (found["kills"], found["unlike"]) == (1, 0)

@@ -12,6 +12,7 @@ from pipeline.errors import one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.class_path import LAZY_OPTIMIZERS, LR_SCHEDULERS, OPTIMIZERS, SCHEDULES
 from pipeline.user_code.classes import Parameters, describe_value
+from pipeline.user_code.source import find_spec
 
 
 def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
@@ -118,6 +119,9 @@ def _check_rate(settings: Setting, *, multiples: bool = False) -> None:
 # The numbers that a validation reports; as a text, what to do for there to be one; None: cannot tell.
 Metrics: TypeAlias = str | set[str] | None
 
+# The schedules of SpeeChain -> ours.
+_OF_SPEECHAIN = {"noam.Noamlr": "noam", "noam.NoamLr": "noam", "exp.ExponentDecayLr": "exponential_decay"}
+
 OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
 
 
@@ -136,6 +140,10 @@ def check_optim_scheduler(
     """
     class_setting = setting.class_of("{class: noam, args: {optim_type: Adam, …}}")
     if class_setting.node is None:
+        return
+    name = str(class_setting.value)
+    if name in _OF_SPEECHAIN and find_spec(name.partition(".")[0]) is None:
+        class_setting.fault(f"'{name}' is SpeeChain's name; write {_OF_SPEECHAIN[name]}, its arguments are the same")
         return
     path = class_setting.with_spelling_of(SCHEDULES)
     definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)

@@ -63,11 +63,26 @@ def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definiti
     callers = [updater.find_class("Updater"), own_runner.find_class("Runner")]
     if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
         return
-    remedies = uncalled.BRAIN_REMEDIES if kind(runner) == "infer" else uncalled.CONFIG_REMEDIES
     modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
     definition = source.class_definition(model.value) if isinstance(model.value, type) else definition
-    for message in uncalled.uncalled_faults(definition, BRAIN, remedies, modules):
+    for message in uncalled.uncalled_faults(definition, BRAIN, uncalled.BRAIN_REMEDIES, modules):
         model.fault(message)
+
+
+def _makes_optimizers(phase: Setting) -> bool:
+    """Whether the Brain of a phase makes its optimizers; then a fault where the config has one too."""
+    model = phase["model"]
+    given = source.class_definition(model.value) if isinstance(model.value, type) else model.find_class("Model")
+    above = classes.ancestry(given)[0] if given else []
+    maker = next((cls for cls in above if "init_optimizers" in classes.methods(cls)), None)
+    # That of our own makes none in a config.
+    if not maker or source.is_ours(maker.module):
+        return False
+    also, shared = phase["optim_schedulers"], phase.inspection.setting("hyper_parameters")["optimizer"]
+    if (also := also if also.value else shared).value is not None:
+        what = f"{maker.name}.init_optimizers makes those of phase '{phase.name}'; remove one or the other"
+        also.fault(what, of_key=True)
+    return True
 
 
 def _check_arguments(phase: Setting, definition: source.Definition) -> None:
@@ -283,9 +298,11 @@ class PhaseCheck:
                     what = f"'{file.name}' is the model of phase '{other}' too, and each gets one of its own"
                     phase["model"].note(f"{what}; to share one, write `model_of: {other}`")
         if own_phases and self.trains:
-            without = [phase for phase in own_phases if not phase["optim_schedulers"].value]
+            making = [phase for phase in own_phases if _makes_optimizers(phase)]
+            without = [phase for phase in own_phases if not (phase["optim_schedulers"].value or phase in making)]
             stepped = any(is_stepped(self.runner, phase) for phase in without)
-            check_short_form(self.runner, needed=bool(without), stepped=stepped)
+            if without or not making:
+                check_short_form(self.runner, needed=bool(without), stepped=stepped)
 
     def phase(self, phase: Setting) -> None:
         """Check one phase."""

@@ -21,7 +21,7 @@ TRAINING = (
     "precision", "epochs", "max_steps", "optimizer_step_limit", "max_time", "valid_interval", "save_interval", "keep_last", "keep_best",
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
     "grad_clip_value", "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
-    "sync_batchnorm", "find_unused_parameters",
+    "sync_batchnorm", "find_unused_parameters", "profile_training",
 )  # fmt: skip
 
 # Keys without which those that begin with their names don't matter, such as ``debug_batches``.
@@ -95,6 +95,9 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     for switch in (switch for switch in SWITCHES if not runner[switch].value):
         keys = [key for key in fields(RunnerSchema) if key.startswith(f"{switch}_") and (trains or key not in TRAINING)]
         _refuse_idle(runner, keys, f"{switch} is off; remove it, or set {switch}: true", runner[switch])
+    if not runner["profile_training"].value:
+        why = "profile_training is off; remove it, or set that"
+        _refuse_idle(runner, ("profile_warmup", "profile_steps"), why, runner["profile_training"])
     _check_contradictions(runner)
     for key in ("precision", "eval_precision") if trains else ("eval_precision",):
         if runner[key].value == "fp16" and runner["device"].value == "cpu":

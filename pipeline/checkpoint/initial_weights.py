@@ -13,6 +13,7 @@ from loguru import logger
 from pipeline.checkpoint import foreign, layout, reader, store, weights
 from pipeline.checkpoint.layout import FOLDER
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.storage import short
 from pipeline.checkpoint.weights import Models
 from pipeline.config import yaml_tree
 from pipeline.config.load import BEST, LAST, Config
@@ -288,4 +289,4 @@ def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint,
 
 def _fit(checkpoint: LoadedCheckpoint, models: Models) -> None:
     weights.load_weights(checkpoint.weights, models, str(checkpoint.path))
-    logger.info(f"weights of {', '.join(models)} loaded from {checkpoint.path}")
+    logger.info(f"weights of {', '.join(models)} loaded from {short(checkpoint.path)}")

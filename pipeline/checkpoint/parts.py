@@ -221,7 +221,8 @@ def _is_long(values: Collection[Any]) -> bool:
 def _has_state(value: Any) -> bool:
     """Whether an object of torch or an OptimScheduler has a state."""
     if isinstance(value, nn.Module | Optimizer | LRScheduler | GradScaler):
-        return True
+        # One that is disabled has none.
+        return not isinstance(value, GradScaler) or value.is_enabled()
     return isinstance(getattr(value, "optimizer", None), Optimizer) and hasattr(value, "load_state_dict")
 
 

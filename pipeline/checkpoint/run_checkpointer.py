@@ -20,7 +20,7 @@ from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_training
 from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
-from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
+from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite, short
 from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, SharedSave, newest_valid
 from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
@@ -217,7 +217,9 @@ class RunCheckpointer:
         if checkpoint := self._newest_valid():
             restore_training(checkpoint, context, self.recoverables, self._initial)
             self._resumed = checkpoint
-            logger.info(f"going on after iteration {checkpoint.train_state['iteration']}, from {checkpoint.path}")
+            logger.info(
+                f"going on after iteration {checkpoint.train_state['iteration']}, from {short(checkpoint.path)}"
+            )
 
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.

@@ -116,6 +116,7 @@ class PassState(StateModel):
         discarded: of each optimizer, how many windows were discarded for their gradients, and the first parameter
             with such a gradient.
         metrics: the state of each of the ``train_metrics``, which earlier versions lack; or those of several ranks.
+        average, nonfinite: the mean loss and the losses that are not finite, as a Brain itself counts them; likewise.
     """
 
     step: int
@@ -126,6 +127,8 @@ class PassState(StateModel):
     logged: dict[str, MeterState]
     discarded: list[tuple[int, str]]
     metrics: Mapping[str, OwnState | list[OwnState]] = {}
+    average: float | None = None
+    nonfinite: int = 0
 
 
 class BestState(StateModel):
@@ -588,6 +591,8 @@ def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:
         state = mapping_of(scheduler, scheduler.state_dict(), phase)
         if "optimizer" in state:
             mapping_of(scheduler.optimizer, state["optimizer"], phase)
+        # Gradients are saved with the modules.
+        state = {key: value for key, value in state.items() if key != "gradients"}
         states[name] = {"class": classes_of(scheduler), "state": state}
     return states
 

@@ -70,6 +70,16 @@ def as_number(value: Any, where: str) -> Any:
         raise StageError(message) from error
 
 
+def short(path: Path) -> str:
+    """A path as one may type it where the command was given: relative to that folder, if it is below it."""
+    with suppress(OSError, ValueError):
+        here = os.getcwd()
+        # ``pipeline resume`` goes to another folder than that of the shell.
+        if os.path.realpath(os.environ.get("PWD", os.sep)) == here:
+            return str(path.relative_to(here))
+    return str(path)
+
+
 def no_link(path: str, flags: int) -> int:
     """An opener for ``open`` that follows no link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

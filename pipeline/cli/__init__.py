@@ -4,14 +4,14 @@ A package adds a command, as this one adds all of its own, through the entry-poi
 
     [options.entry_points]
     pipeline.commands =
-        report = my_package.report:command
+        publish = my_package.publish:command
 
 ``command`` is a click command, at the top level of its module::
 
     @click.command()
     @click.argument("run_dir")
     def command(run_dir: str) -> None:
-        '''Write a report of a run.'''
+        '''Publish a run.'''
 
 A PipelineError that it raises is shown without a traceback, and the process leaves with the error's exit code.
 The package is imported only when its command is called. ``pipeline --help`` lists the command with the first line of its

@@ -35,7 +35,7 @@ from pipeline.user_code.plugins import configured_plugins, plugin_faults
     default=NEVER,
     metavar="auto|never|PATH",
     help="Go on with the newest run of this config file or its `name:`, or with a run directory or a checkpoint in one; "
-    "by default a new one is begun.",
+    "by default a new one is begun, and in the place of a run directory that is an empty folder.",
 )
 @log_level
 def command(path: str, overrides: Sequence[str], debug: bool, resume: str, level: str | None, **launching: Any) -> None:

@@ -57,16 +57,19 @@ ADDING = {"save_interval"}
 _SIZES = {"batch_size": "global_batch_size", "global_batch_size": "batch_size"}
 # Keys of others for several processes -> what is allowed, and why nothing else is.
 _NO_SERVERS = "a parameter server keeps a part of the model, and here every process has all of it"
-_REFUSED = {
+_EACH = "each GPU has a process of its own: start them with torchrun or worker_num; remove it"
+_BAR = "the plugin progress_bar chooses its colours, and noprogressbar hides it; remove it"
+_REFUSED: dict[str, tuple[Any, str]] = {
     "fleet_mode": ("collective", f"there is collective alone: {_NO_SERVERS}; write that, or remove it"),
     "server_num": (0, f"{_NO_SERVERS}; remove it"),
     "distribute_strategy": ("sync", f"{_NO_SERVERS}, and takes the same step; write sync, or remove it"),
+    **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), (None, _EACH)),
+    **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), (None, _BAR)),
     "distributed_backend": (None, "the device decides, nccl for GPUs and gloo for CPUs; remove it"),
 }
 
 # Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored.
 NOT_YET: dict[str, tuple[str, ...]] = {
-    "runner": ("noprogressbar", "profile_training"),
     "phase": ("watch",),
 }
 

@@ -145,7 +145,10 @@ def is_unlabelled(batch: Any) -> bool:
 
 
 def count_samples(batch: Any) -> int:
-    """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``; 0 for none."""
+    """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``; 0 for none.
+
+    Of such an object without a length it is that of the first tensor in its attributes.
+    """
     first = batch
     # The usual case, without a call: this stands in the training loop.
     while (type(first) is list or type(first) is tuple) and first:
@@ -154,8 +157,11 @@ def count_samples(batch: Any) -> int:
         return first.shape[0]
     if type(batch) is SlotBatch:
         return len(batch)
-    is_object = isinstance(batch, Sized) and hasattr(batch, "to") and not isinstance(batch, Tensor | Mapping)
-    return next(filter(None, lengths(batch)), 0) or (len(batch) if is_object else 0)
+    if samples := next(filter(None, lengths(batch)), 0):
+        return samples
+    if isinstance(batch, Tensor | Mapping) or not hasattr(batch, "to"):
+        return 0
+    return len(batch) if isinstance(batch, Sized) else next(filter(None, lengths(getattr(batch, "__dict__", {}))), 0)
 
 
 def lengths(batch: Any) -> Iterator[int]:

@@ -582,20 +582,21 @@ def batches_done(remaining: Any, done: int) -> int:
     return start["taken"] if start else done
 
 
-def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
+def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None, *, again: bool = False) -> Any:
     """The batches of a pass after the first ``done``; ``position_of`` gives the position in them.
 
     Args:
         loader: of the pass.
         done: how many batches of it are done.
         position: what ``position_of`` returned then; without it the batches of a stream are read again.
+        again: whether the random generators are as they were when the pass began.
 
     Raises:
         DataError: the position is one in other data.
     """
     refuse_unshared(loader, "the training data")
     if isinstance(loader, LimitedLoader):
-        remaining = remaining_batches(loader.loader, done, position)
+        remaining = remaining_batches(loader.loader, done, position, again=again)
         return LimitedLoader(remaining, max(0, loader.count - batches_done(remaining, done)))
     if isinstance(loader, SeededLoader):
         # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
@@ -606,7 +607,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
     if done and position and has_own_state(loader):
         loader.load_state_dict(position["loader"])
         return loader
-    return FastForward(loader, done) if done else loader
+    return FastForward(loader, done, again=again) if done else loader
 
 
 def without_state(loader: Any) -> Any:
@@ -631,16 +632,20 @@ def position_of(loader: Any, done: int) -> dict[str, Any] | None:
 
 
 class FastForward(_PartOfLoader):
-    """Reads and skips the first batches of a loader, and returns the others."""
+    """Reads and skips the first batches of a loader, and returns the others; for ``again`` see ``remaining_batches``."""
+
+    def __init__(self, loader: Any, count: int, *, again: bool = False) -> None:
+        super().__init__(loader, count)
+        self.again = again
 
     def __iter__(self) -> Iterator[Any]:
-        if sampler := random_sampler_of(self.loader):
+        if not self.again and (sampler := random_sampler_of(self.loader)):
             other = f"its {sampler} draws another order than the one that was left"
             logger.warning(f"{type(self.loader).__name__}: {other}; make it with make_loader to go on exactly")
         what = f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
         if isinstance(self.loader, SeededLoader) and not self.loader.resume:
             what += "; state_dict and load_state_dict in its dataset would spare that, and resume: reread this warning"
-        logger.log("INFO" if getattr(self.loader, "resume", None) else "WARNING", what)
+        logger.log("INFO" if self.again or getattr(self.loader, "resume", None) else "WARNING", what)
         batches: Iterator[Any] = iter(self.loader)
         interruptible = SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches
         count = 0

@@ -122,7 +122,9 @@ def launch(words: Sequence[str], processes: int, max_restarts: int = 0) -> int:
             rank, failure = error.get_first_failure()
             code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
             why = failure.message["message"] if isinstance(failure.message, dict) else failure.message
-            logger.error(f"rank {rank} was the first to leave, with exit code {code}: {why}")
+            # What the run was asked for is no error, and rank 0 has said it.
+            if code not in {ExitCode.STOPPED, ExitCode.INTERRUPTED}:
+                logger.error(f"rank {rank} was the first to leave, with exit code {code}: {why}")
             return code
         except elastic.SignalException as error:
             # The last of all attempts; without one, a signal was too early or came twice.

@@ -112,6 +112,12 @@ STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 # By one of these, and its lock, a run directory is known: one may be damaged.
 _FILES = ("config.yaml", "command.txt", "environment.json", "status.json")
 
+# What a run has left that was interrupted before it had written the first of them.
+_LEFT = {"lock", "log.txt", ".command.txt.tmp"}
+
+# In the folder of a config's runs, for those of its sweeps: each has a folder with a run directory for each trial.
+SWEEPS = "sweeps"
+
 # Names the command that made the run for a purpose of its own; there is none where a user did.
 MADE_BY = "made_by.txt"
 
@@ -176,12 +182,12 @@ class RunDirectory:
 
     @classmethod
     def at(cls, path: Path) -> RunDirectory:
-        """The directory of an earlier run.
+        """The directory of an earlier run, or an empty folder, in which one is to begin.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it is neither.
         """
-        if not is_run_directory(path):
+        if not is_run_directory(path) and not cls(path).is_empty():
             run = next((parent for parent in path.absolute().parents if (parent / "lock").is_file()), None)
             other = f", or name {run} or {run}/<runner>/checkpoints/step-…" if run else ""
             raise ConfigError(f"{path}: is no run directory, which has a config.yaml and a lock; check the path{other}")
@@ -256,6 +262,13 @@ class RunDirectory:
         status = {"state": state, "exit_code": exit_code, "reason": reason, "resumable": resumable}
         counters = {name: train_state.get(name, 0) for name in ("iteration", "epoch")}
         self.write_json("status.json", {**status, **counters, "error": error, **self.about})
+
+    def is_empty(self) -> bool:
+        """Whether the folder is there, and no run has begun in it."""
+        # One with a NUL in its name is none.
+        with suppress(OSError, ValueError):
+            return {*os.listdir(self.path)} <= _LEFT
+        return False
 
     def may_write(self) -> bool:
         """Whether this process writes into the folder.

@@ -15,7 +15,11 @@ from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, Pipelin
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.plugin_calls import failing_plugin
+from pipeline.user_code.plugins import offered
 from pipeline.user_code.tracebacks import failing_method, user_traceback, with_traceback
+
+# Those with which a run ends that was asked to; any other has failed.
+_STATES = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
 
 
 def exit_code(error: BaseException, run: Run | None = None) -> ExitCode:
@@ -43,6 +47,8 @@ def reporting(run: Run) -> Iterator[None]:
             headline = f"between two runners: {error or type(error).__name__}"
             log_error(error, headline)
             _best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
+            _best_effort("the last lines", run.report_end, None, error)
+            run.call_after_run()
         raise
 
 
@@ -53,11 +59,13 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
     with SHUTDOWN.defer(lambda: None):
         context, stage, hooks = runner.context, runner.context.stage, runner.hooks
         runner.restore_protected()
+        _best_effort("the description of the batch", _describe_batch, error, runner)
         headline = describe(error, stage, runner)
         # First of all: the others are waiting for this process.
         run.failure = run.world.report_failure(error, exit_code(error), headline)
         is_first = run.failure.rank == run.world.rank
-        log_error(error, headline, "ERROR" if is_first or run.world.is_main else "INFO")
+        is_asked = run.failure.exit_code in _STATES
+        log_error(error, headline, "ERROR" if run.world.is_main or (is_first and not is_asked) else "INFO")
         # For whoever calls from Python; after the log, which has the headline as its first line.
         error.add_note(headline)
         context.enter("trainer")
@@ -76,14 +84,15 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         _best_effort("context.json", run.write_accesses, level=level)
         reason = headline if is_first else str(run.failure)
         _best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
+        _best_effort("the last lines", run.report_end, runner, error)
+        run.call_after_run()
 
 
 def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:
     code, directory = exit_code(error, run), run.directory
-    states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
-    if run.failure and run.world.size > 1 and code not in states:
+    if run.failure and run.world.size > 1 and code not in _STATES:
         directory.about["failed_rank"] = run.failure.rank
-    state, resumable = states.get(code, "failed"), not isinstance(error, NoCheckpointError)
+    state, resumable = _STATES.get(code, "failed"), not isinstance(error, NoCheckpointError)
     what = f"{type(error).__name__}: {error}"
     directory.write_status(state, exit_code=code, reason=reason, resumable=resumable, train_state=counters, error=what)
 
@@ -107,15 +116,29 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     method = "" if plugin or stage not in runner.classes else failing_method(runner.classes[stage], error)
     failed = f"{place} failed in {method}" if method else f"{place} failed"
     # Such as the sample for which a dataset raised it.
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if "\n" not in note)
     return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
+
+
+def _describe_batch(error: BaseException, runner: RunnerSession) -> None:
+    """Add to an error of a batch what the batch was, and where the config names what has met it."""
+    for describe_batch in offered("batch_reports").values() if isinstance(error, Exception) else ():
+        if lines := describe_batch(error, runner):
+            # Of several lines, so that the headline leaves it out.
+            error.add_note("\n".join(lines))
+
+
+def _batch_notes(error: BaseException) -> list[str]:
+    return [note for note in getattr(error, "__notes__", ()) if "\n" in note]
 
 
 def log_error(error: BaseException, headline: str, level: str = "ERROR") -> None:
     """Log the headline, and for an error of user code its traceback without frames of ours."""
     user_error = error.user_error if isinstance(error, ClassPathError) else error
     if user_error is None or isinstance(user_error, PipelineError | KeyboardInterrupt | StoppedError):
-        logger.log(level, headline)
+        # What the user or the system has asked for is no error.
+        level = "WARNING" if level == "ERROR" and exit_code(error) in _STATES else level
+        logger.log(level, "\n".join([headline, *_batch_notes(error)]))
         return
     whole = user_error.__traceback__
     in_worker = isinstance(user_error.__cause__, WorkerTracebackError)

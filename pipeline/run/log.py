@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -75,7 +77,24 @@ def on_terminal() -> bool:
 
 def _write_to_stderr(line: str) -> None:
     if sys.stderr:
-        sys.stderr.write(line)
+        sys.stderr.write(_fit(line) if on_terminal() else line)
+
+
+def _fit(line: str) -> str:
+    """A line of the log, with breaks between its words where the terminal is narrower; further lines are left as they are."""
+    record, (first, *others) = getattr(line, "record", {}), line.split("\n")
+    text = str(record.get("message", "")).partition("\n")[0]
+    head = first.removesuffix(text)
+    # Without the colours.
+    indent = len(re.sub(r"\x1b\[[\d;]*m", "", head))
+    with suppress(OSError, ValueError):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        if columns > 2 * indent and len(text) > columns - indent:
+            # A number stays beside its name.
+            text = re.sub(r"(?<=\S) (?=[\d-])", "\0", text)
+            parts = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
+            return "\n".join([head + f"\n{' ' * indent}".join(parts).replace("\0", " "), *others])
+    return line
 
 
 @contextmanager

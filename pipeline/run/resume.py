@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,12 @@ from loguru import logger
 from torch.distributed.distributed_c10d import Store
 
 from pipeline.checkpoint import layout, storage, store
-from pipeline.checkpoint.storage import storing
+from pipeline.checkpoint.storage import short, storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form, seconds_of, time_is_over
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
+from pipeline.distributed.world import World
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, PipelineError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, is_run_directory, new_folder, parse_command
 from pipeline.run.provenance import ELSEWHERE, Provenance
@@ -56,7 +58,7 @@ def find_previous(
     Args:
         output_dir: where run directories are.
         config: what is to be run.
-        resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
+        resume: ``never``, ``auto``, the path of a run directory, of a checkpoint in one, or of an empty folder.
         attempts: where the attempt before has left its run directory, under ``RUN_DIR``.
 
     Raises:
@@ -151,6 +153,28 @@ def refuse_strangers(run_dir: Path) -> None:
             raise ConfigError(f"{path}: others may write to it, and it names code to run; chmod go-w it if it is yours")
 
 
+def resume_command(config: Config, run_dir: Path, world: World, resume: str | Path) -> str:
+    """The command that goes on with a run, to be copied into a shell; for a config from Python, what is to be called there.
+
+    Args:
+        config: what is run.
+        run_dir: its directory, whose files are written.
+        world: the processes that it is shared out to.
+        resume: what this run was to resume itself; ``auto``: it is begun again by the same command.
+    """
+    if config.path is None:
+        return f"GeneralTrainer(config, resume={str(run_dir)!r}).run()"
+    again = ["run", short(config.path.absolute()), *config.overrides, "--resume"]
+    words = [*again, AUTO] if resume == AUTO else ["resume", short(run_dir)]
+    try:
+        refuse_strangers(run_dir)
+    except ConfigError:
+        words = [*again, AUTO if resume == AUTO else short(run_dir)]
+    several = world.size > 1 and world.size == world.local_size
+    command = shlex.join(["pipeline", *words, *(["--nproc", str(world.size)] if several else [])])
+    return f"torchrun … -m {command}" if world.size > world.local_size else command
+
+
 def changed_copies(directory: RunDirectory, workspace: Path | None) -> list[str]:
     """In what the user code of a run is not as it was, of several lines each; ``workspace``: where it is now."""
     changes = Changes()
@@ -167,9 +191,8 @@ def _is_run_of(config: Config, run_dir: Path) -> bool:
     One that was interrupted before it wrote its first file may be anybody's.
     """
     command, name = read_command(run_dir), config.settings.name
-    with suppress(OSError):
-        if {*os.listdir(run_dir)} <= {"lock", "log.txt", ".command.txt.tmp"}:
-            return True
+    if RunDirectory(run_dir).is_empty():
+        return True
     same_file = config.path is not None and command.get("config") == str(config.path.resolve())
     same_name = name is not None and command.get("name") == name
     return (same_file or same_name) and not os.path.exists(run_dir / MADE_BY)
@@ -233,7 +256,7 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
     for runner in runners:
         if checkpoint or not directory.is_done(runner):
             store.refuse_copy(directory.path, original, runner)
-    logger.info(f"going on in {directory.path}")
+    logger.info(f"going on in {short(directory.path)}")
     backup = Backup(directory)
     if checkpoint:
         rewind(directory, checkpoint, runners, backup)
@@ -249,7 +272,7 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
         # What is in the workspace are copies of sources.
         backup.move(name) if name.parts[0] == "workspace" else backup.copy(name)
     if (changes.messages or checkpoint) and backup.folder:
-        logger.info(f"what is replaced is kept in {backup.folder}")
+        logger.info(f"what is replaced is kept in {short(backup.folder)}")
     provenance.write(directory, changes.files)
 
 
@@ -329,7 +352,7 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], ba
         backup.move(Path(runner, name))
     _set_aside(newer)
     if backup.folder:
-        logger.warning(f"going back to {checkpoint}: numbers and results of what came after it are replaced")
+        logger.warning(f"going back to {short(checkpoint)}: numbers and results of what came after it are replaced")
 
 
 def _reset_runner(directory: RunDirectory, runner: str, backup: Backup) -> None:

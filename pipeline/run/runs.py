@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.checkpoint import storage
 from pipeline.config.schema import ABOUT
 from pipeline.errors import ConfigError
-from pipeline.run.directory import DONE, STAMP, has_ended, is_run_directory, parse_command
+from pipeline.run.directory import DONE, STAMP, SWEEPS, has_ended, is_run_directory, parse_command
 
 # Levels of folders in which runs are looked for.
 _DEPTH = 3
@@ -77,9 +77,11 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> list[RunRecord]:
 
 
 def _run_directories(folder: Path, depth: int) -> Iterator[Path]:
-    if STAMP.fullmatch(folder.name) or is_run_directory(folder):
+    # That of a sweep has a stamp too, and a run directory for each trial.
+    in_sweeps = SWEEPS in folder.absolute().parts[-2:]
+    if is_run_directory(folder) or (STAMP.fullmatch(folder.name) and not in_sweeps):
         yield folder
-    elif depth:
+    elif depth > 0 or in_sweeps:
         for child in _folders(folder):
             yield from _run_directories(child, depth - 1)
 
@@ -103,6 +105,10 @@ class _Reader:
         command = self.read("command.txt", lambda file: parse_command(_text(file)), {})
         stamps = [Path(run_dir).name for run_dir in (command.get("run_dir", ""), path)]
         self.record.when = next((stamp[:15] for stamp in stamps if STAMP.fullmatch(stamp)), "")
+        if not self.record.when:
+            # A trial of a sweep has a number as its name.
+            time = self.read("environment.json", lambda file: str(_mapping(file)["time"]), "")
+            self.record.when = re.sub("[-:]", "", time)[:15].replace("T", "-")
         words = self.read("command.txt", lambda _: [*map(str, json.loads(command.get("overrides", "[]")))], [])
         self.record.overrides = [word for word in words if word.partition("=")[0] not in ABOUT]
         self.read("status.json", lambda file: self._take_status(_mapping(file)), None)
@@ -165,9 +171,16 @@ def _newest_numbers(file: Path) -> tuple[int, Numbers]:
         # The first may be the end of one; the last is just being written, or empty.
         texts = (lines.read() or b"").split(b"\n")[int(cut) : -1]
     steps, numbers = 0, Numbers()
-    for line in map(json.loads, texts):
-        event, _, steps, phase = (line.pop(name) for name in ("event", "epoch", "iteration", "phase"))
-        # Of several datasets they are named after these.
-        named = {f"valid_{name}" if event == "validate" and "/" not in name else name: line[name] for name in line}
-        numbers.setdefault(str(phase), {}).update(named)
-    return int(steps), numbers
+    for _, iteration, phase, named in map(parse_numbers, texts):
+        numbers.setdefault(phase, {}).update(named)
+        steps = iteration
+    return steps, numbers
+
+
+def parse_numbers(text: bytes) -> tuple[str, int, str, dict[str, Any]]:
+    """A line of a ``metrics.jsonl``: event, iteration, phase, and the numbers, by the names that ``results.json`` has."""
+    line = json.loads(text)
+    event, _, steps, phase = (line.pop(name) for name in ("event", "epoch", "iteration", "phase"))
+    # Of several datasets they are named after these.
+    named = {f"valid_{name}" if event == "validate" and "/" not in name else name: line[name] for name in line}
+    return str(event), int(steps), str(phase), named

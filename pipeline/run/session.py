@@ -22,7 +22,7 @@ from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store, weights
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
-from pipeline.checkpoint.storage import storing
+from pipeline.checkpoint.storage import short, storing
 from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema
 from pipeline.config.usage import TrackedDict
@@ -37,11 +37,21 @@ from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance, digests, imported_packages
-from pipeline.run.resume import NEVER, RUN_DIR, PreviousRun, find_previous, reconcile, train_on, with_original_links
+from pipeline.run.resume import (
+    NEVER,
+    RUN_DIR,
+    PreviousRun,
+    find_previous,
+    reconcile,
+    resume_command,
+    train_on,
+    with_original_links,
+)
+from pipeline.signals import SHUTDOWN
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
+from pipeline.user_code.plugin_calls import failing_plugin, hook_or_none, register_plugins, running_hook
 from pipeline.user_code.plugins import load_plugins, offered, plugin_manager
-from pipeline.user_code.tracebacks import user_traceback
+from pipeline.user_code.tracebacks import user_traceback, with_traceback
 
 
 @contextmanager
@@ -53,7 +63,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
         trainer: runs every runner whose ``trainer_class`` it is an instance of.
         trainer_base: what each ``trainer_class`` derives from.
         resume: ``never`` makes a new directory; ``auto`` resumes the newest run of this config, if there is one; a path
-            resumes the run in that directory, or from that checkpoint in one.
+            resumes the run in that directory, or from that checkpoint in one; in an empty folder a new one begins.
 
     Raises:
         ClassPathError, PluginError: a class cannot be loaded; no directory was made.
@@ -108,27 +118,34 @@ def _lead(
     with _output_dir(config) as output_dir:
         attempts = attempt_store()
         previous = find_previous(output_dir, config, resume, attempts)
+        place = previous and previous.directory
+        if place and place.is_empty():
+            previous = None
         if previous:
             config = with_original_links(config, previous)
             previous = train_on(previous, config)
         _check_initial_weights(config, previous)
-        directory = previous.directory if previous else RunDirectory.new(output_dir, config.name)
+        directory = place or RunDirectory.new(output_dir, config.name)
         directory.about = _about(config, directory) | ({"ranks": world.size} if processes else {})
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             provenance = Provenance.capture(config, directory, devices, processes)
             if previous:
                 reconcile(previous, provenance, list(trainers))
             else:
-                logger.info(f"run directory {directory.path}")
+                logger.info(f"run directory {short(directory.path)}")
                 provenance.write(directory)
             if attempts:
                 attempts.set(RUN_DIR, str(directory.path))
             directory.add(trainers)
+            command = resume_command(config, directory.path, world, resume) if _is_kept(config) else ""
             config = config.in_run(directory.path)
             for runner in config.runners:
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
-            run = Run(config, directory, *classes, previous is not None, world=world)
+            run = Run(config, directory, *classes, previous is not None, world=world, resume_command=command)
+            SHUTDOWN.say_at_once(
+                f"to go on from its newest checkpoint:\n  {command}" if command else "", log.on_terminal()
+            )
             yield run
             if run.sessions:
                 # Those that it has imported on its way, too.
@@ -193,12 +210,16 @@ def load_class(config: Config, runner: RunnerSchema, key: str, name: str, base: 
 @contextmanager
 def _output_dir(config: Config) -> Iterator[Path]:
     """The output directory; that of a debug run is temporary, unless ``debug_persistently`` is set."""
-    if not any(runner.debug and not runner.debug_persistently for runner in config.runners):
+    if _is_kept(config):
         yield Path(config.settings.output_dir)
         return
     with TemporaryDirectory(prefix="pipeline-debug-") as folder:
         logger.info(f"debug run: nothing of it is kept; {folder} is removed at its end")
         yield Path(folder)
+
+
+def _is_kept(config: Config) -> bool:
+    return not any(runner.debug and not runner.debug_persistently for runner in config.runners)
 
 
 def _about(config: Config, directory: RunDirectory) -> dict[str, Any]:
@@ -237,6 +258,7 @@ class Run:
         sessions: runner name -> its session, of those that have begun.
         failure: the first failure of a runner, be it on another process; None: there was none.
         world: the processes that it is shared out to.
+        resume_command: goes on with it, in a shell; ``""``: nothing of it is kept.
     """
 
     config: Config
@@ -248,6 +270,7 @@ class Run:
     sessions: dict[str, RunnerSession] = field(default_factory=dict)
     failure: Failure | None = None
     world: World = SINGLE
+    resume_command: str = ""
 
     def warn(self, message: str) -> None:
         """Warn of what all processes find alike: rank 0 does, and the others have it in their logs."""
@@ -272,25 +295,41 @@ class Run:
             why = None
         if not runner.exited:
             self.directory.mark_done(name, runner.counters, why)
+        self.report_end(runner)
+
+    def report_end(self, runner: RunnerSession | None = None, error: BaseException | None = None) -> None:
+        """Have the log say what was saved, and how the run goes on: once, on rank 0.
+
+        Args:
+            runner: the one that is at its end; None: the run is, after or between its runners.
+            error: what has ended it; None: it is done, or ``is_exit`` has ended it.
+        """
+        for log_ending in offered("run_endings").values() if self.world.is_main else ():
+            log_ending(self, runner, error)
 
     def write_accesses(self) -> None:
         """Write ``context.json``: runner name -> who read and wrote which key."""
         accesses = {name: runner.context.record() for name, runner in self.sessions.items()}
         self.directory.write_json("context.json", accesses)
 
+    def unfinished(self) -> list[str]:
+        """The runners that are not done."""
+        return [name for name in self.trainers if not self.directory.is_done(name)]
+
     def finish(self) -> None:
         """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner."""
         # An infer runner has the counters of the checkpoint that it evaluates, which may be another run's.
         trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
         furthest = self.directory.furthest_counters(trained or list(self.trainers))
-        unfinished = [name for name in self.trainers if not self.directory.is_done(name)]
+        unfinished = self.unfinished()
         last = next(reversed(self.sessions.values()), None)
         if last and last.context.peek("is_exit") and unfinished:
             [(_, written)] = last.context.exit_wish()
             reason = f"context['is_exit'] was set in {written.stage} ({written.where}) of {last.settings.name}"
-            logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
+            logger.info(f"{reason}; the run ends here, before the end of {', '.join(unfinished)}")
             counters = furthest if last.settings.kind == "infer" else last.counters
             self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
+            self.report_end()
             return
         if last:
             reads = self.config.reads
@@ -303,6 +342,16 @@ class Run:
             return
         why, code = self.directory.stop_reasons(self.trainers), ExitCode.DONE
         self.directory.write_status("done", exit_code=code, reason=why, resumable=False, train_state=furthest)
+        self.report_end()
+
+    def call_after_run(self) -> None:
+        """Call the last hook, of the plugins of the runner that ran last; an error in it is logged, for the run is over."""
+        for last in list(self.sessions.values())[-1:]:
+            try:
+                last.hooks.after_run(context=last.context)
+            except Exception as error:  # whatever a plugin raises
+                what = failing_plugin(last.manager, error) or "after_run"
+                logger.error(with_traceback(f"{what} failed: {type(error).__name__}: {error}", error))
 
 
 def env_was_read(context: Context) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Self, cast
+from warnings import catch_warnings
 
 import torch
 from loguru import logger
@@ -26,7 +29,7 @@ from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples, to_device
-from pipeline.data.loader import SeededLoader, length, position_of, remaining_batches, set_epoch
+from pipeline.data.loader import FastForward, SeededLoader, length, position_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
@@ -56,18 +59,25 @@ class Batches:
 
     Args:
         loader: gives them; nothing is read before it has to be.
-        epoch: which epoch, from 1; its sampler is told. 0 stands for the time before the first.
+        epoch: which epoch, from 1. 0 stands for the time before the first.
         count: how many of them were taken before; they are left out.
+        begun: of an iterator that the user's own ``new_epoch`` has made, the random generators as they were before.
 
     Attributes:
         count: how many were taken so far.
+        own: whether the user's own ``new_epoch`` has made the iterator.
     """
 
-    def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0) -> None:
+    def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None) -> None:
         self.loader, self.epoch, self.count = loader, epoch, count
         map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         # Of an IterableDataset it is not certain.
         self.length = length(loader) if map_style or isinstance(loader, list | tuple) else None
+        self.own, self._begun = begun is not None, begun
+        if self.own:
+            self.length = length_hint(loader) or None
+        elif epoch:
+            set_epoch(loader, epoch - 1)
         self._rest: Iterator[Any] | None = None
         self._reading: Any = None
         self._place: Mapping[str, Any] | None = None
@@ -75,19 +85,30 @@ class Batches:
         # Where other ranks have more batches than this one, it goes on with stand-ins for the last.
         self._last: list[Any] = []
         self._stand_ins = 0
-        if epoch:
-            set_epoch(loader, epoch - 1)
 
     def open(self, place: Mapping[str, Any] | None = None) -> None:
         """Begin to read; ``place`` is the position in the data to continue from, if it is known."""
         self._place, self._stand_ins = place, self.count - (place or {}).get("taken", self.count)
-        if self.count and not self.over():
+        # What draws from the generators draws again what it drew, in the same order.
+        if place and "begun" in place and not self.own:
+            self._begun = place["begun"]
+            restore_random_state(self._begun)
+        if self.count and (self._begun or not self.over()):
             self._iterator()
+        if place and place.get("ahead"):
+            restore_random_state(place["ahead"])
+            self.over()
 
     def position(self) -> Mapping[str, Any] | None:
-        """The position in the data; None if the number of batches is enough."""
-        taken = self.count - self._stand_ins
-        return self._place if self._reading is None or self._ahead else position_of(self._reading, taken)
+        """The position in the data; None before the first batch.
+
+        Of a loader without a state it is how the random generators were before the first batch, and before one that was
+        read ahead.
+        """
+        if self._reading is None or self._ahead:
+            return self._place
+        place = None if self.own else position_of(self._reading, self.count - self._stand_ins)
+        return place or {"own": self.own, "begun": self._begun, "ahead": None}
 
     def over(self) -> bool:
         """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
@@ -97,6 +118,8 @@ class Batches:
             begins, batches = self._rest is None, self._iterator()
             # A loader's own state will be that after the batch that is read ahead.
             self._place = self.position()
+            if self._place and "ahead" in self._place:
+                self._place = {**self._place, "ahead": random_state()}
             self._ahead = list(islice(batches, 1))
             if (world := current_world()).size > 1:
                 of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
@@ -120,7 +143,13 @@ class Batches:
 
     def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
-            self._reading = remaining_batches(self.loader, self.count - self._stand_ins, self._place)
+            done, again, self._begun = self.count - self._stand_ins, bool(self._begun), self._begun or random_state()
+            place = None if again else self._place
+            if self.own:
+                # How ranks share what it gives is the user's affair.
+                self._reading = FastForward(self.loader, done, again=True) if done else self.loader
+            else:
+                self._reading = remaining_batches(self.loader, done, place, again=again)
             self._rest = iter(self._reading)
         return self._rest
 
@@ -143,13 +172,16 @@ class ExperimentBase(RunnerBase):
     Args:
         config: an object with attributes or a mapping, read as ``config.training.max_iteration``. ``training`` has
             ``max_iteration``, and ``valid_interval`` and ``save_interval``: iterations, ``"2 epoch"``, a list of
-            these, or None for never; by hand they may be set while it trains. As a stage it is the
-            ``hyper_parameters`` with the runner's keys.
+            these, or None for never. Once ``config.yaml`` is written, nothing can be set in a mapping; an object of
+            one's own is used as it is, and what is set in its ``training`` while it trains counts. As a stage it is
+            the ``hyper_parameters`` with the runner's keys.
         args: likewise; ``device``, ``nprocs``, ``output`` (a folder), ``checkpoint_path`` (or None).
 
-    Attributes:
+    Attributes: what setup sets is None before.
         model: a module; ``setup_model`` sets it, and ``optimizer``.
         train_loader: batches; ``setup_dataloader`` sets it, and ``valid_loader``.
+        iterator: the batches that are left of this epoch, on the device. What ``new_epoch`` of a subclass assigns is an
+            iterator of batches too, which then begins an epoch.
         iteration: how many batches were trained on, the present one included.
         epoch: the epoch of the present batch, from 1.
         context: the run's as a stage; by hand one of its own, with counters and without plugins.
@@ -162,6 +194,7 @@ class ExperimentBase(RunnerBase):
     valid_loader: Any
     device: torch.device
     output_dir: Path
+    checkpoint_dir: Path
     checkpointer: RunCheckpointer
     visualizer: Visualizer
     logger: StandardLogger
@@ -173,16 +206,21 @@ class ExperimentBase(RunnerBase):
         self.args = experiment_config.attribute_view(args, "args")
         self.alone = True
         self.iteration = self.epoch = 0
+        # What setup() sets; None until then.
+        vars(self).update(dict.fromkeys(ExperimentBase.__annotations__))
         self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
         self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
         self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
-        self._in_epoch = self._interrupted = self._loaded = False
+        # An iterator that is assigned while it is set up begins no epoch.
+        self._in_epoch, self._interrupted, self._loaded = True, False, False
         self._ended, self._validated = 0, -1
         self._newest: Path | None = None
-        # What several ranks have.
-        self._world, self._average, self._agreement = SINGLE, None, None
+        self._begun: Mapping[str, Any] = {}
+        # Also where the user's code calls it.
+        vars(self)["new_epoch"] = partial(self._call_new_epoch, self.new_epoch)
+        self._world = SINGLE
 
     @classmethod
     def from_context(cls, context: Context, **args: Any) -> Self:
@@ -206,8 +244,6 @@ class ExperimentBase(RunnerBase):
 
     def setup(self) -> None:
         """Everything before the training, in this order."""
-        self._numbers = PluginNumbers(self.context)
-        self._numbers.begin_epoch()
         self._batch: Any = None
         hooks = self.context["hooks"]
         self._before_batch, self._on_batch_end = hook_or_none(hooks, "before_batch"), hook_or_none(hooks, "after_batch")
@@ -217,9 +253,14 @@ class ExperimentBase(RunnerBase):
         self._world = current_world()
         self.setup_output_dir()
         self.dump_config()
+        experiment_config.freeze(self.config)
+        self._numbers = PluginNumbers(self.context, self.output_dir)
+        self._numbers.begin_epoch()
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
+        made = RunCheckpointer(self.checkpoint_dir) if self.alone else self.context["checkpointer"]
+        self.checkpointer = cast("RunCheckpointer", made)
         self.setup_dataloader()
         self._count_iterations()
         self.setup_model()
@@ -228,6 +269,7 @@ class ExperimentBase(RunnerBase):
             self._share_work()
         on_error = "error" if self.alone else self.context["runner"].on_save_error
         self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
+        self._batches, self._in_epoch = Batches((), 0), False
         self.iteration = self.epoch = 0
 
     @property
@@ -283,11 +325,10 @@ class ExperimentBase(RunnerBase):
             self._resources.callback(logger.remove, sink)
 
     def setup_checkpointer(self) -> None:
-        """``self.checkpointer``: the run's, or one that writes to ``checkpoints`` in the output folder."""
-        folder = self.output_dir / "checkpoints"
-        self.checkpointer = (
-            RunCheckpointer(folder) if self.alone else cast("RunCheckpointer", self.context["checkpointer"])
-        )
+        """``self.checkpoint_dir``: the folder ``checkpoints`` in the output folder, made where it is not there."""
+        self.checkpoint_dir = self.output_dir / "checkpoints"
+        with storing(self.checkpoint_dir, "set args.output"):
+            self.checkpoint_dir.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Close the files that setup() has opened, and leave the other processes."""
@@ -296,7 +337,7 @@ class ExperimentBase(RunnerBase):
 
     def _count_iterations(self) -> None:
         """As a stage, limit the loader as the runner says; ``config.training.max_iteration`` may depend on it."""
-        if getattr(self, "train_loader", None) is None:
+        if self.train_loader is None:
             raise StageError(f"{type(self).__name__}.setup_dataloader: has to set self.train_loader; give it batches")
         if not self.alone:
             self.train_loader = limited(self.train_loader, self.context["runner"])
@@ -320,7 +361,7 @@ class ExperimentBase(RunnerBase):
 
         Not by DDP, which averages only where the model itself is called: here any of its methods may be.
         """
-        if isinstance(valid := getattr(self, "valid_loader", None), SeededLoader):
+        if isinstance(valid := self.valid_loader, SeededLoader):
             # All of it is rank 0's.
             valid.rank, valid.size = 0, 1
         trained = (*self._optimizer().values(), *self._parts().values())
@@ -332,8 +373,7 @@ class ExperimentBase(RunnerBase):
 
     def _optimizer(self) -> dict[str, Any]:
         """``self.optimizer``, if it has a state."""
-        optimizer = getattr(self, "optimizer", None)
-        return {"self.optimizer": optimizer} if hasattr(optimizer, "state_dict") else {}
+        return {"self.optimizer": self.optimizer} if hasattr(self.optimizer, "state_dict") else {}
 
     def _parts(self) -> dict[str, Any]:
         """The attributes beside model and optimizer that have a state."""
@@ -412,15 +452,42 @@ class ExperimentBase(RunnerBase):
         return self._batch
 
     def new_epoch(self) -> None:
-        """Begin the next epoch: count it, and pass its number to the loader's sampler."""
-        if self._in_epoch:
-            self._ended = self.epoch
-            self._end_epoch()
-        if not self._interrupted:
-            self._numbers.begin_epoch()
+        """Begin the next epoch: count it, and read ``train_loader`` again; samplers were told the number of the epoch."""
         self.epoch += 1
-        self._batches = Batches(self.train_loader, self.epoch)
-        self._begin_epoch(again=self._interrupted)
+        self.iterator = self.train_loader
+
+    def _call_new_epoch(self, new_epoch: Callable[[], None]) -> None:
+        if not self._in_epoch and self._batches.count and not self._batches.over():
+            # As a ``train`` of one's own begins: of a resumed run, the epoch that goes on had begun.
+            self._begin_epoch(again=self._interrupted)
+            return
+        # From which a resumed run can begin the epoch again.
+        self._begun = random_state()
+        set_epoch(self.train_loader, self.epoch)
+        new_epoch()
+
+    @property
+    def iterator(self) -> Any:
+        """The batches that are left of this epoch; None before the first."""
+        return self._left(self._batches) if self._batches.epoch else None
+
+    @iterator.setter
+    def iterator(self, batches: Iterable[Any]) -> None:
+        # Another iterator around the one of an epoch that has just begun is of the same epoch.
+        begins = not self._in_epoch or bool(self._batches.count)
+        if self._in_epoch and begins:
+            self._ended = self._batches.epoch
+            self._end_epoch()
+        if begins and not self._interrupted:
+            self._numbers.begin_epoch()
+        begun = None if batches is self.train_loader else self._begun
+        self._batches = Batches(batches, self._batches.epoch + begins, begun=begun)
+        if begins:
+            self._begin_epoch(again=self._interrupted)
+
+    def _left(self, batches: Batches) -> Iterator[Any]:
+        while not batches.over():
+            yield ExperimentBase.read_batch(self) if batches is self._batches else batches.take()
 
     def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
@@ -496,13 +563,15 @@ class ExperimentBase(RunnerBase):
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
         where, own = str(checkpoint.path), state.experiment
+        self.set_state_dict(checkpoint.train_state)
+        if self._batches.count and own.data and own.data.get("own"):
+            self._begin_again(own.data)
         restore.restore_weights(checkpoint, self.context["model"])
         for name, module in self._modules().items():
             restore.restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
         if state.frozen and self.checkpointer._initial:
             frozen = {PHASE: {"model": self.model}}
             parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer._initial.frozen)
-        self.set_state_dict(checkpoint.train_state)
         with restore.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)
@@ -521,12 +590,28 @@ class ExperimentBase(RunnerBase):
         self._batches.open(own.data)
         restore.restore_generators(state, where)
 
+    def _begin_again(self, place: Mapping[str, Any]) -> None:
+        """Have one's own ``new_epoch`` begin the epoch that was left once more; before anything that it changes is restored."""
+        batches, self._in_epoch = self._batches, True
+        self._batches = Batches((), batches.epoch)
+        restore_random_state(place["begun"])
+        self.epoch -= 1
+        # It has warned when it was called first, and a schedule that it steps may warn that no optimizer has.
+        with catch_warnings(action="ignore"):
+            self.new_epoch()
+        self._batches.count, self._in_epoch = batches.count, False
+        self._batches.open(place)
+
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
         batches = self._batches.count
         over = batches and self._batches.over()
         unfinished = not over and (batches or self._in_epoch)
-        return {"iteration": self.iteration, "epoch": self.epoch - bool(unfinished), "batches": 0 if over else batches}
+        return {
+            "iteration": self.iteration,
+            "epoch": self._batches.epoch - bool(unfinished),
+            "batches": 0 if over else batches,
+        }
 
     def set_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Continue from these counters: ``read_batch`` returns the batch that comes next."""
@@ -581,7 +666,7 @@ class ExperimentBase(RunnerBase):
             self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
         over = self._batches.count and self._batches.over()
         if over:
-            self._ended = self.epoch
+            self._ended = self._batches.epoch
         if self.alone and self._in_config() != self._planned:
             self._plan()
         if self._average and self.iteration % MOST == 0:
@@ -654,7 +739,7 @@ class ExperimentBase(RunnerBase):
     def _begin_epoch(self, *, again: bool) -> None:
         """Begin an epoch; ``again``: a run that was resumed goes on with it."""
         self._in_epoch, self._interrupted = True, False
-        self.context["current_epoch"] = self.epoch - 1
+        self.context["current_epoch"] = self._batches.epoch - 1
         if not again:
             hooks = self.context["hooks"]
             hooks.before_epoch(context=self.context)
@@ -665,7 +750,7 @@ class ExperimentBase(RunnerBase):
         """Call the plugins at the end of an epoch, also of one that is cut short."""
         if self._in_epoch:
             self._in_epoch = False
-            self.train_state["epoch"] = self.epoch
+            self.train_state["epoch"] = self._batches.epoch
             self._numbers.end_epoch()
             self.context["hooks"].after_phase(context=self.context, phase=PHASE)
             self.context["hooks"].after_epoch(context=self.context)

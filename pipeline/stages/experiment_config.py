@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import struct
+import sys
+import wave
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import partial
+from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TextIO
 
+import torch
 from loguru import logger
 from torch import Tensor
 
-from pipeline.checkpoint.storage import finite
+from pipeline.checkpoint.storage import finite, replace_durably
+from pipeline.config import yaml_tree
 from pipeline.config.schema import TRAINING_KEYS, Interval, parse_intervals
 from pipeline.context import Context, RunnerSettings
 from pipeline.data.loader import length
 from pipeline.distributed.world import current_world
-from pipeline.errors import ConfigError, one_of
+from pipeline.errors import ConfigError, StageError, one_of
 from pipeline.training.evaluation import extend_metrics
 from pipeline.training.meters import Meter, Meters, mean_of_slices
 from pipeline.training.triggers import NEVER
@@ -30,13 +38,72 @@ PHASE = "experiment"
 
 
 class Visualizer(Protocol):
-    """Where an experiment reports its numbers; tensorboard's SummaryWriter is one."""
+    """Where an experiment reports its numbers, figures and sounds; tensorboard's SummaryWriter is one."""
 
-    def add_scalar(self, name: str, value: Any, step: int, /) -> None:
+    def add_scalar(self, tag: str, value: Any, step: int, /) -> None:
         """Report a number, measured at an iteration."""
 
+    def add_figure(self, tag: str, figure: Any, step: int, /) -> None:
+        """Report a figure, drawn at an iteration."""
 
-class JsonLines:
+    def add_audio(self, tag: str, audio_array: Any, step: int, /, sample_rate: int) -> None:
+        """Report a sound, made at an iteration."""
+
+
+class Visuals:
+    """Writes figures and sounds to files such as ``visuals/valid/alignment-000000001000.png``: those of rank 0.
+
+    Args:
+        folder: in which ``visuals`` is.
+        on_visual: is called with tag, path and step of each.
+    """
+
+    def __init__(self, folder: Path, on_visual: Callable[..., Any] | None = None) -> None:
+        self._folder, self._on_visual = folder / "visuals", on_visual
+
+    def add_figure(self, tag: str, figure: Any, step: int) -> None:
+        """Write a figure as PNG, by its own ``savefig``, and close it where it is pyplot's.
+
+        Raises:
+            StageError: it has none.
+        """
+        if not hasattr(figure, "savefig"):
+            what = f"visualizer.add_figure: '{tag}' is a {type(figure).__name__}, which has no savefig"
+            raise StageError(f"{what}; give it a figure, such as one of matplotlib's")
+        image = BytesIO()
+        figure.savefig(image, format="png")
+        self._write(f"{tag}-{step:012}.png", image, tag=tag, step=step)
+        # Which keeps it in memory until then.
+        if (pyplot := sys.modules.get("matplotlib.pyplot")) and isinstance(figure, pyplot.Figure):
+            pyplot.close(figure)
+
+    def add_audio(self, tag: str, audio_array: Any, step: int, sample_rate: int = 8000) -> None:
+        """Write one channel of sound as WAV of 16 bits; the values are from -1 to 1, and what is beyond is clipped.
+
+        Raises:
+            StageError: it is none.
+        """
+        sound = torch.as_tensor(audio_array).detach().squeeze()
+        if sound.dim() != 1 or not sound.is_floating_point() or not sound.isfinite().all():
+            what = f"visualizer.add_audio: '{tag}' is of {sound.dtype} and of the shape {[*sound.shape]}"
+            raise StageError(f"{what}; give it one channel of finite floats from -1 to 1")
+        samples, file = (sound.double().clamp(-1, 1) * 32767).trunc().int().tolist(), BytesIO()
+        with wave.open(file, "wb") as writer:
+            writer.setparams((1, 2, sample_rate, len(samples), "NONE", ""))
+            writer.writeframes(struct.pack(f"<{len(samples)}h", *samples))
+        self._write(f"{tag}-{step:012}.wav", file, tag=tag, step=step)
+
+    def _write(self, name: str, content: BytesIO, **report: Any) -> None:
+        path = self._folder / name
+        if ".." in path.parts or not path.is_relative_to(self._folder):
+            raise StageError(f"visualizer: '{name}' is outside of {self._folder}; take / and .. out of its beginning")
+        if current_world().is_main:
+            replace_durably(path, content.getvalue(), "set output_dir or args.output")
+            if self._on_visual:
+                self._on_visual(path=path, **report)
+
+
+class JsonLines(Visuals):
     """Writes each number as a line ``{"step": 3, "name": "loss", "value": 0.25}``; one that is not finite is null.
 
     Args:
@@ -44,14 +111,15 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path.parent)
         self.path = path
         self.file: TextIO | None = None
 
-    def add_scalar(self, name: str, value: Any, step: int) -> None:
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Write a number; reading a tensor makes a GPU wait."""
         self.file = self.file or self.path.open("a", buffering=1, encoding="utf-8")
         number = value.item() if isinstance(value, Tensor) else float(value)
-        self.file.write(json.dumps({"step": step, "name": name, "value": finite(number)}) + "\n")
+        self.file.write(json.dumps({"step": step, "name": tag, "value": finite(number)}) + "\n")
 
     @property
     def size(self) -> int:
@@ -71,13 +139,14 @@ class JsonLines:
         self.file = None
 
 
-class PluginNumbers:
+class PluginNumbers(Visuals):
     """Reports to the plugins: means of training numbers at each ``print_interval``, and the numbers of each validation.
 
     Numbers stay on their device until then.
 
     Args:
         context: the run's.
+        folder: of the runner.
 
     Attributes:
         training: the training numbers of this epoch.
@@ -86,7 +155,8 @@ class PluginNumbers:
         iterations: of each number in ``context["metrics"]`` the iteration that it is of.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, folder: Path) -> None:
+        super().__init__(folder, partial(context["hooks"].on_visual, context=context, phase=PHASE))
         self.context = context
         self.training = Meters()
         self.validation: Meters | None = None
@@ -95,15 +165,15 @@ class PluginNumbers:
         self._weight, self._samples = 1, 0
         self._misnumbered: set[str] = set()
 
-    def add_scalar(self, name: str, value: Any, step: int) -> None:
-        """Report a number; several with one name are averaged, each with the same weight."""
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+        """Report a number; several with one tag are averaged, each with the same weight."""
         iteration = self.context["train_state"]["iteration"]
         # A batch counts once it has been trained on.
-        if step not in (iteration, iteration + 1) and name not in self._misnumbered:
-            self._misnumbered.add(name)
-            logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
+        if step not in (iteration, iteration + 1) and tag not in self._misnumbered:
+            self._misnumbered.add(tag)
+            logger.warning(f"visualizer: '{tag}' is given for step {step}; the plugins are told iteration {iteration}")
         meters, weight = (self.training, self._weight) if self.validation is None else (self.validation, 1)
-        meters.log(name, value, weight)
+        meters.log(tag, value, weight)
 
     def weigh(self, samples: int) -> None:
         """The next numbers are means over so many samples of this rank, one of several."""
@@ -191,12 +261,14 @@ class Settings(Mapping[str, Any]):
     Args:
         values: the mapping; what becomes of it later is seen here, and what is set here stands in it.
         address: what it is called in messages.
-        fixed: name -> where it is said; these cannot be set.
+        fixed: a mapping, name -> where it is said; these cannot be set.
+        frozen: a list for the whole config; nothing can be set once it says why.
     """
 
-    def __init__(self, values: Mapping[str, Any], address: str, fixed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], address: str, fixed: Any = None, frozen: Any = None) -> None:
         # Past __setattr__, which sets what is in the mapping.
-        vars(self).update(_values=values, _address=address, _fixed=fixed or {})
+        own: list[str] = [] if frozen is None else frozen
+        vars(self).update(_values=values, _address=address, _fixed=fixed or {}, _frozen=own)
 
     def __getitem__(self, name: str) -> Any:
         """The value; a mapping is such a view again."""
@@ -205,11 +277,16 @@ class Settings(Mapping[str, Any]):
         except KeyError:
             missing = f"{self._address}.{name}: there is no such setting{one_of(str(name), map(str, self._values))}"
             raise MissingSettingError(missing) from None
-        return attribute_view(value, f"{self._address}.{name}")
+        return attribute_view(value, f"{self._address}.{name}", self._frozen)
 
     def __getattr__(self, name: str) -> Any:
         """The same."""
-        if name.startswith("__") or name in {"_values", "_address", "_fixed"}:  # asked for by copy and pickle
+        if name.startswith("__") or name in {
+            "_values",
+            "_address",
+            "_fixed",
+            "_frozen",
+        }:  # asked for by copy and pickle
             raise AttributeError(name)
         return self[name]
 
@@ -217,13 +294,16 @@ class Settings(Mapping[str, Any]):
         """Set it in the mapping.
 
         Raises:
-            ConfigError: it is said elsewhere, or the mapping cannot be changed.
+            ConfigError: it is said elsewhere, the config is frozen, or the mapping cannot be changed.
         """
         where = f"{self._address}.{name} = {value!r}"
         if name in self._fixed:
             raise ConfigError(f"{where}: would be ignored: {self._fixed[name]} says it; write it there")
-        if not isinstance(self._values, MutableMapping):
-            raise ConfigError(f"{where}: a {type(self._values).__name__} cannot be changed; make the config of dicts")
+        for why in self._frozen:
+            raise ConfigError(f"{where}: {why}; set it before setup(), or change config.clone()")
+        # As yacs has it.
+        if not isinstance(self._values, MutableMapping) or getattr(self._values, "is_frozen", bool)():
+            raise ConfigError(f"{where}: this {type(self._values).__name__} cannot be changed; change config.clone()")
         self._values[name] = value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -242,10 +322,26 @@ class Settings(Mapping[str, Any]):
         """As the mapping."""
         return f"Settings({dict(self._values)!r})"
 
+    def __str__(self) -> str:
+        """As YAML."""
+        return yaml_tree.dump(plain(self)).rstrip("\n")
 
-def attribute_view(value: Any, address: str) -> Any:
+    def clone(self) -> Settings:
+        """A copy, which may be changed."""
+        items = {name: value.clone() if isinstance(value, Settings) else value for name, value in self.items()}
+        return Settings(copy.deepcopy(items), self._address)
+
+
+def attribute_view(value: Any, address: str, frozen: list[str] | None = None) -> Any:
     """A mapping with its keys as attributes; anything else is itself."""
-    return Settings(value, address) if isinstance(value, Mapping) and not isinstance(value, Settings) else value
+    view = isinstance(value, Mapping) and not isinstance(value, Settings)
+    return Settings(value, address, frozen=frozen) if view else value
+
+
+def freeze(config: Any) -> None:
+    """From now on nothing can be set in these settings; an object of the user's own is left as it is."""
+    if isinstance(config, Settings):
+        config._frozen[:] = ["comes after config.yaml was written"]
 
 
 def setting(owner: Any, address: str) -> Any:
@@ -326,8 +422,9 @@ def _steps_of(runner: RunnerSettings) -> int | None:
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
     """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
     fixed = {name: f"the runner's `{key}`" for name, key in TRAINING_KEYS.items()}
-    own = {"training": Settings(training, "hyper_parameters.training", fixed)}
-    return Settings(ChainMap(own, context["hyper_parameters"]), "hyper_parameters", {"training": "the config"})
+    frozen: list[str] = []
+    own = {"training": Settings(training, "hyper_parameters.training", fixed, frozen)}
+    return Settings(ChainMap(own, context["hyper_parameters"]), "hyper_parameters", {"training": "the config"}, frozen)
 
 
 def args_of(context: Context) -> SimpleNamespace:

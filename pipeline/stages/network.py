@@ -20,9 +20,9 @@ from pipeline.data.slots import SlotFiles
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
-from pipeline.training.brain import Brain, ModuleBrain
+from pipeline.training.brain import Brain, ModuleBrain, overridden
 from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
-from pipeline.training.phase import faults_at, phase_errors
+from pipeline.training.phase import faults_at, phase_errors, run_options_for
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
@@ -180,8 +180,17 @@ class Network(NetworkBase):
     def build_optim_schedulers(
         self, phase: PhaseSchema, brain: Brain, runner: RunnerSchema, context: Context
     ) -> dict[str, OptimScheduler]:
-        """The OptimSchedulers of the phase; without ``optim_schedulers`` there is one, "main"."""
+        """The OptimSchedulers of the phase; without ``optim_schedulers`` there is one, "main", or those that the Brain makes.
+
+        Raises:
+            ConfigError: the config has an optimizer, and the Brain makes its own.
+        """
         names = phase.optim_schedulers
+        if overridden(brain, Brain, "init_optimizers"):
+            refuse_two_optimizers(brain, phase, context)
+            brain._apply_run_options(run_options_for(runner, context["device"]))
+            with error_context(f"phase.{phase.name}"):
+                return brain._make_optimizers(grad_clip_value=runner.grad_clip_value)
         built = {name: self.build_named_scheduler(name, phase, brain, runner, context) for name in names}
         built = built or {"main": self.build_optim_scheduler(brain.modules, runner, context)}
         for scheduler in built.values():
@@ -240,6 +249,18 @@ class Network(NetworkBase):
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         return make(cls, arguments, address, "updater.args", UpdaterBase)
+
+
+def refuse_two_optimizers(brain: Brain, phase: PhaseSchema, context: Context) -> None:
+    """Raise where the config has an optimizer for a phase whose Brain makes its own.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    address = f"phase.{phase.name}.optim_schedulers" if phase.optim_schedulers else "hyper_parameters.optimizer"
+    if phase.optim_schedulers or context["hyper_parameters"].get("optimizer"):
+        what = f"{context['config'].origin(address)}: {address}: {type(brain).__name__}.init_optimizers makes those of"
+        raise ConfigError(f"{what} phase '{phase.name}'; remove one or the other")
 
 
 def reader_arguments(settings: DatasetSchema, dataset_class: Any) -> dict[str, Any]:

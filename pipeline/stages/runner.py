@@ -10,6 +10,7 @@ from typing import Any
 from loguru import logger
 
 from pipeline.checkpoint.initial_weights import load_next
+from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.stages.base import RunnerBase
@@ -152,7 +153,7 @@ class Runner(RunnerBase):
                 is_main = context["world"].is_main
                 with prediction_formats()[settings.format].load()(path) if is_main else nullcontext(_nothing) as write:
                     numbers = evaluate(brain, batches, Stage.TEST, metrics, write, readable=readable)
-            logger.info(f"predictions of phase '{phase.name}' are in {path}")
+            logger.info(f"predictions of phase '{phase.name}' are in {short(path)}")
             return numbers
 
         return evaluate_each(datasets, evaluate_one)

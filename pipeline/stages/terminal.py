@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loguru import logger
-
 from pipeline.checkpoint.storage import finite, write_json
 from pipeline.context import Context
 from pipeline.stages.base import TerminalBase
 
 
 class Terminal(TerminalBase):
-    """Writes the last numbers to ``results.json`` and says where everything is."""
+    """Writes the last numbers to ``results.json``."""
 
     def terminal(self, context: Context) -> None:
         """Finish the runner."""
@@ -25,8 +23,6 @@ class Terminal(TerminalBase):
             results["checkpoints"] = {path.name: finite(numbers) for path, numbers in checkpoints.items() if numbers}
         if context["world"].is_main:
             write_json(folder / "results.json", results)
-        how = "stopped" if context["is_exit"] else "done"
-        logger.info(f"{context['runner_name']} {how}; results in {folder}")
 
     def newest(self, context: Context) -> str | None:
         """The newest checkpoint of this runner, relative to the run directory."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import finalize
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -28,15 +30,16 @@ from pipeline.data.batch import SlotBatch, count_samples, is_unlabelled, raise_n
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
-from pipeline.errors import ConfigError, DataError, StageError
+from pipeline.errors import ConfigError, DataError, DivergedError, StageError
 from pipeline.training.meters import MOST, Meter, Meters, count_together
-from pipeline.training.nonfinite import check_divergence
+from pipeline.training.nonfinite import ADVICE, check_divergence
 from pipeline.training.optim_scheduler import (
     Losses,
     OptimScheduler,
     autocast,
     autocast_enabled,
     backward_and_step,
+    close_windows,
     losses_by_name,
     make_scaler,
     trainable_parameters,
@@ -64,8 +67,15 @@ TRAIN = Stage.TRAIN
 # The phase under which a Brain that runs by itself saves and reports.
 NAME = "brain"
 
+# A dataset of SpeechBrain's, and what makes its batches.
+DYNAMIC, PADDED = "speechbrain.dataio.dataset:DynamicItemDataset", "speechbrain.dataio.batch:PaddedBatch"
+
 # What trains and tests a Brain by itself; that imports this file.
 FIT, TEST = "pipeline.training.fit:Fit", "pipeline.training.fit:test"
+
+
+# Methods that ``fit_batch`` and a window's end call only where a subclass defines them.
+STEPPING = ("optimizers_step", "freeze_optimizers", "check_loss_isfinite", "check_gradients")
 
 
 def overridden(instance: object, base: type, *methods: str) -> list[str]:
@@ -91,7 +101,13 @@ class Brain:
 
     Attributes:
         step: the number of the batch in its pass, from 1; a validation within a pass counts separately.
-        optimizers_dict: the optimizers that the losses drive in ``fit``, by name.
+        optimizers_dict: the optimizers that the losses drive, by name; None before there are any.
+        optimizer: the one that ``opt_class`` has made, or the only one of a phase in a config.
+        scaler: scales the loss in fp16; elsewhere a disabled one. One of the user's own stays.
+        training_ctx, evaluation_ctx: autocast as ``precision`` and ``eval_precision`` say, for a ``fit_batch`` or
+            ``evaluate_batch`` of its own.
+        device, device_type: where it computes.
+        train_sampler: whose ``set_epoch`` is called when a training pass begins; None: nobody's.
         _pass_loss: the training loss of the pass.
         _pass_numbers: what ``log`` was called with in this pass.
         _train_state: the counters; in a run, ``context["train_state"]``.
@@ -104,7 +120,19 @@ class Brain:
     ``log``, ``count_samples``, ``target`` and ``readable``, which may be overridden.
     """
 
-    optimizers_dict: dict[str, Optimizer]
+    optimizer: Optimizer
+    # None until there are some; a type that says so would have each subclass ask.
+    optimizers_dict: dict[str, Optimizer] = cast("Any", None)
+    train_sampler: Any = None
+    # Set by a subclass; or what its update_average has returned.
+    _average: float | None = None
+    _own_nonfinite = 0
+    # The windows that ``optimizers_step`` closes; None: a fit_batch of its own calls it, which goes backward by itself.
+    _due: list[OptimScheduler] | None = None
+    # Whether a subclass steps by itself in the ``optimizers_step`` that is running.
+    _own_step = False
+    # Ours, as long as no other is set.
+    _scaler: GradScaler | None = None
     # Has the checkpoints of the debug fit that was the last; None where the last was none.
     _debug_folder: TemporaryDirectory[str] | None = None
     # Whether one of its methods computes, in which its modules are called compiled.
@@ -140,9 +168,15 @@ class Brain:
         # The function itself costs one call less than the method.
         self._sample_counter = self._checked_samples if overridden(self, Brain, "count_samples") else count_samples
         self._overrides_batch_hooks = bool(overridden(self, Brain, "on_fit_batch_start", "on_fit_batch_end"))
+        self._overrides_step = bool(overridden(self, Brain, *STEPPING))
+        self._averages = bool(overridden(self, Brain, "update_average"))
+        # Whether gradients may be left at the end of a pass that no window has.
+        self._forgets = bool(overridden(self, Brain, "fit_batch", "zero_grad"))
         # Whether an evaluated batch has predictions.
         self._gives_predictions = not overridden(self, Brain, "evaluate_batch")
         self._apply_run_options(RunOptions.resolve(hparams, run_opts))
+        if overridden(self, Brain, "print_trainable_parameters"):
+            self.print_trainable_parameters()
 
     if not TYPE_CHECKING:  # it would accept any misspelt attribute
 
@@ -152,7 +186,8 @@ class Brain:
             if "_run_options" not in vars(self):
                 remedy = "call it first, with the modules: super().__init__({'net': net})"
                 raise ConstructorError(f"{kind}.__init__ has not called super().__init__(); {remedy}")
-            raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
+            remedy = f"; {BRAIN_REMEDIES[name]}" if name in BRAIN_REMEDIES else ""
+            raise AttributeError(f"'{kind}' object has no attribute '{name}'{remedy}", name=name, obj=self)
 
     def fit(
         self,
@@ -227,14 +262,19 @@ class Brain:
             loss: float = class_path.load(class_path.parse(TEST))(self, loader, progressbar)
         return loss
 
-    def make_dataloader(self, dataset: Any, stage: Stage, **loader_kwargs: Any) -> Iterable[Any]:
+    def make_dataloader(
+        self, dataset: Any, stage: Stage, ckpt_prefix: str | None = "dataloader-", **loader_kwargs: Any
+    ) -> Iterable[Any]:
         """A loader of a dataset. The order of samples depends on the hyperparameter ``seed`` and the epoch alone.
 
         Args:
-            dataset: map-style, iterable, or a list of samples.
+            dataset: map-style, iterable, or a list of samples; a DynamicItemDataset of SpeechBrain gives PaddedBatches.
             stage: what for.
+            ckpt_prefix: kept for SpeechBrain's callers: ``fit`` keeps the place in its data, whoever has made the loader.
             loader_kwargs: keyword arguments of torch's DataLoader.
         """
+        if DYNAMIC in (f"{base.__module__}:{base.__qualname__}" for base in type(dataset).__mro__):
+            loader_kwargs.setdefault("collate_fn", class_path.load(class_path.parse(PADDED)))
         seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
         return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
 
@@ -242,7 +282,8 @@ class Brain:
         """Make the optimizer with ``opt_class``; a subclass with several puts them into ``optimizers_dict``, by name.
 
         All of these descend the loss named ``loss``; for others, bind OptimSchedulers that say so. A subclass whose own
-        ``fit_batch`` steps its optimizers may keep them where it likes.
+        ``fit_batch`` steps its optimizers may keep them where it likes. In a config, one of a subclass is called where the
+        config names no optimizer.
         """
         if self.opt_class is None:
             return
@@ -260,15 +301,22 @@ class Brain:
         self._place_modules()
         if self._in_run:
             return
+        type(self).bind(self, "", self._make_optimizers(), patience=self._run_options.nonfinite_patience)
+
+    def _make_optimizers(self, **more: Any) -> dict[str, OptimScheduler]:
+        """Call ``init_optimizers``, and give each optimizer a constant schedule; ``more``: other arguments of it."""
         self.optimizers_dict = {}
         self.init_optimizers()
+        only = vars(self).get("optimizer")
+        if not self.optimizers_dict and isinstance(only, Optimizer):
+            self.optimizers_dict = {"optimizer": only}
         options, schedulers = self._run_options, dict[str, OptimScheduler]()
         accum, clip = options.grad_accumulation_factor, options.max_grad_norm
-        make = partial(Constant, optim_conf={}, model=self.modules, accum_grad=accum, grad_clip=clip)
+        more |= {"optim_conf": {}, "model": self.modules, "accum_grad": accum, "grad_clip": clip}
         for name, optimizer in self.optimizers_dict.items():
-            schedulers[name] = make(lambda _, own=optimizer: own)
+            schedulers[name] = Constant(lambda _, own=optimizer: own, **more)
             schedulers[name].check_gradients = options.skip_nonfinite_grads
-        type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
+        return schedulers
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights of the best checkpoint, or of the newest if no key is given."""
@@ -342,8 +390,8 @@ class Brain:
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
-        epoch = self._train_state["epoch"]
-        finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
+        step = self._step_as_overridden if self._overrides_step else backward_and_step
+        finite, updated = step(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
         self._train_state["samples"] += samples
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else losses["loss"].detach()
@@ -364,6 +412,136 @@ class Brain:
                 return self._compute(batch)
         predictions = self.compute_forward(batch, TRAIN)
         return predictions, self.compute_objectives(predictions, batch, TRAIN)
+
+    # What SpeechBrain's fit_batch calls, for one of the user's own; of the default, where they are overridden.
+
+    def optimizers_step(self) -> None:
+        """End a window: the optimizers that ``freeze_optimizers`` returns step, and their gradients are cleared.
+
+        Call it in a ``fit_batch`` of one's own, after the backward of the mean loss, scaled by ``scaler``; over several
+        batches, after that of the last. Rate, clipping, checks and hooks are as in the default ``fit_batch``, and processes
+        average their gradients here. It counts as one update.
+        """
+        if not self.optimizers_dict:
+            return
+        self._own_step, due = False, self._due
+        valid = {id(own) for own in self.freeze_optimizers(self.optimizers_dict).values()}
+        schedulers = self._optim_schedulers if due is None else due
+        active = [own for own in schedulers if id(own.optimizer) in valid]
+        skips = self._run_options.skip_nonfinite_grads and not self.scaler.is_enabled()
+        if skips and overridden(self, Brain, "check_gradients"):
+            self.check_gradients()
+        for scheduler in active if due is None else ():
+            scheduler.batches = scheduler.samples = 1
+        with without_autocast(self.device) if autocast_enabled(self.device) else nullcontext():
+            self.optimizer_step += close_windows(active, self._train_state["epoch"])
+
+    def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
+        """Those that step now; the gradients of the others wait."""
+        return optimizers
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients of the optimizers that step now; one of a subclass is called when a training pass begins and ends."""
+        for optimizer in self.freeze_optimizers(self.optimizers_dict).values() if self.optimizers_dict else ():
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def check_loss_isfinite(self, loss: Tensor) -> None:
+        """Read a loss, and count it where it is not finite; the default ``fit_batch`` needs no such call.
+
+        Raises:
+            DivergedError: there were more in this pass than ``nonfinite_patience``.
+        """
+        if not torch.isfinite(loss).all():
+            self.nonfinite_count += 1
+            count, patience = self.nonfinite_count, self._run_options.nonfinite_patience
+            if patience is not None and count > patience:
+                raise DivergedError(f"{self._where}{count} losses of this epoch were not finite; {ADVICE}")
+            logger.warning(f"{self._where}a loss is not finite: number {count} of this epoch")
+
+    def check_gradients(self) -> None:
+        """Forget each gradient that is not finite; the run option ``skip_nonfinite_grads`` discards the whole update."""
+        for name, parameter in self.modules.named_parameters():
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                parameter.grad = None
+                logger.warning(f"{self._where}the gradient of '{name}' is not finite, and is left out")
+
+    def update_average(self, loss: Tensor, avg_loss: float) -> float:
+        """The mean of a pass, with one loss more; only one of a subclass is called, and what it returns is the loss of the pass."""
+        if torch.isfinite(loss):
+            avg_loss = avg_loss - avg_loss / self.step + float(loss) / self.step
+        return avg_loss
+
+    @contextmanager
+    def no_sync(self, use: bool = True) -> Iterator[None]:
+        """A block in which gradients of several processes are not averaged; here they are when a window ends, not before."""
+        yield
+
+    @property
+    def optimizer_step(self) -> int:
+        """How many updates there were; what a subclass sets goes on from there."""
+        return self._train_state["update"]
+
+    @optimizer_step.setter
+    def optimizer_step(self, value: int) -> None:
+        self._train_state["update"] = value
+
+    @property
+    def avg_train_loss(self) -> float:
+        """The mean loss of the training pass so far; on a GPU this waits."""
+        mean = self._pass_loss.mean() if self._average is None else self._average
+        return 0.0 if math.isnan(mean) else mean
+
+    @avg_train_loss.setter
+    def avg_train_loss(self, value: float) -> None:
+        self._average = value
+
+    @property
+    def nonfinite_count(self) -> int:
+        """How many losses of the training pass were not finite so far, as a subclass counts them or we; on a GPU this waits."""
+        self._pass_loss.read()
+        return max(self._pass_loss.nonfinite, self._own_nonfinite)
+
+    @nonfinite_count.setter
+    def nonfinite_count(self, value: int) -> None:
+        self._own_nonfinite = value
+
+    @property
+    def raw_modules(self) -> nn.ModuleDict:
+        """``modules``: nothing is wrapped around them."""
+        return self.modules
+
+    def print_trainable_parameters(self) -> None:
+        """Log how many parameters there are, and how many are trained; one of a subclass is called by the constructor."""
+        total = sum(parameter.numel() for parameter in self.modules.parameters())
+        trained = sum(parameter.numel() for parameter in self.modules.parameters() if parameter.requires_grad)
+        logger.info(f"{type(self).__name__} trains {trained} of {total} parameters ({trained / (total or 1):.2%})")
+
+    def _step_as_overridden(
+        self, losses: Losses, schedulers: Sequence[OptimScheduler], epoch: int, samples: int, *, last: bool = False
+    ) -> tuple[bool, bool]:
+        """What ``backward_and_step`` does, through the methods that a subclass has overridden."""
+        for loss in losses.values() if overridden(self, Brain, "check_loss_isfinite") else ():
+            self.check_loss_isfinite(loss)
+        finite, _ = backward_and_step(losses, schedulers, epoch, samples, steps=False)
+        return finite, self._end_windows([own for own in schedulers if last or own.batches >= own.accum_grad])
+
+    def _end_windows(self, due: list[OptimScheduler]) -> bool:
+        """Have ``optimizers_step`` close some windows; whether there was an update that it has not counted."""
+        self._due, self._own_step = due, bool(due and overridden(self, Brain, "optimizers_step"))
+        for scheduler in due if self._own_step else ():
+            scheduler.average()
+        if due:
+            self.optimizers_step()
+        self._due = None
+        for scheduler in due:
+            scheduler.leave_window(stepped=self._own_step)
+        return self._own_step
+
+    def _close_windows(self) -> bool:
+        """Close the windows that are open at the end of a pass; whether there was an update that nobody has counted."""
+        if self._overrides_step:
+            return self._end_windows([own for own in self._optim_schedulers if own.batches])
+        return close_windows(self._optim_schedulers, self._train_state["epoch"])
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
@@ -417,14 +595,24 @@ class Brain:
             scheduler.guarded = patience is not None
             scheduler.under_autocast = False
             scheduler.owns_all = parameters <= set(scheduler.parameters)
-            if scheduler.use_amp and not scheduler.scaler:
+            if scheduler.use_amp and not scheduler.scaler and self.scaler.is_enabled():
                 window = scheduler.loss_name, scheduler.accum_grad
-                scheduler.scaler = scalers.setdefault(window, make_scaler(self._run_options.precision, self.device))
+                made = make_scaler(self._run_options.precision, self.device) if scalers else None
+                scheduler.scaler = scalers.setdefault(window, made or self.scaler)
         if current_world().size > 1:
             self._share_work()
         if context is not None:
             self._train_state = context["train_state"]
+            self._hold(optim_schedulers)
             self._keeps_outputs = hook_or_none(context["hooks"], "after_batch") is not None
+
+    def _hold(self, optim_schedulers: Mapping[str, OptimScheduler]) -> None:
+        """Name the optimizers of a run as those that a Brain makes by itself."""
+        optimizers = {name: own.optimizer for name, own in optim_schedulers.items()}
+        # One that a subclass keeps there for itself stays.
+        if len(optimizers) == 1 and vars(self).get("optimizer") in (None, *(self.optimizers_dict or {}).values()):
+            [self.optimizer] = optimizers.values()
+        self.optimizers_dict = optimizers or self.optimizers_dict
 
     def _share_work(self) -> None:
         """Have the ranks share the work on a batch."""
@@ -435,8 +623,8 @@ class Brain:
             strategy.reason = f"{type(self).__name__} has not one optimizer that trains all of it at each step"
         elif any(getattr(module, "sparse", False) for module in self.modules.modules()):
             strategy.reason = "embeddings have sparse gradients"
-        elif overridden(self, Brain, "fit_batch"):
-            strategy.reason = f"{type(self).__name__} has its own fit_batch"
+        elif own := overridden(self, Brain, "fit_batch", *STEPPING):
+            strategy.reason = f"{type(self).__name__} has its own {own[0]}"
 
     def _apply_run_options(self, options: RunOptions) -> None:
         """Set the options of a run; each is also an attribute with its name.
@@ -447,8 +635,17 @@ class Brain:
         self._run_options = options
         vars(self).update(options)
         self.device = torch.device(options.device or "cpu")
+        self.device_type = self.device.type
+        self.distributed_launch = {"RANK", "LOCAL_RANK"} <= os.environ.keys()
         self._train_autocast = autocast(options.precision, self.device)
         self._eval_autocast = autocast(options.eval_precision, self.device)
+        # These may be entered within ours, which cannot be entered twice.
+        self.training_ctx = autocast(options.precision, self.device, steps=True) or nullcontext()
+        self.evaluation_ctx = autocast(options.eval_precision, self.device) or nullcontext()
+        scaler = make_scaler(options.precision, self.device) or GradScaler(self.device_type, enabled=False)
+        ours = vars(self).get("scaler") is self._scaler
+        if ours and (self._scaler is None or scaler.is_enabled() != self._scaler.is_enabled()):
+            self.scaler = self._scaler = scaler
 
     def _place_modules(self) -> None:
         """Move the modules to their device, and compile or script them if the options say so; only once."""
@@ -468,6 +665,7 @@ class Brain:
         self.step = self._batches_taken = 0
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
+        self._average, self._own_nonfinite, self._due = None, 0, None
         self._pass_numbers = Meters()
         if self._strategy:
             self._strategy.begin_pass()
@@ -480,11 +678,13 @@ class Brain:
         numbers = {"train_loss": self._pass_loss.state_dict(), "logged": self._pass_numbers.state_dict()}
         discarded = [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self._optim_schedulers]
         counters = {"step": self.step, "taken": self._batches_taken, "began": self._pass_began}
-        return {**counters, **numbers, "discarded": discarded}
+        own = {"average": self._average, "nonfinite": self._own_nonfinite}
+        return {**counters, **own, **numbers, "discarded": discarded}
 
     def _load_pass_state(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of a pass, after ``_begin_pass``."""
         self.step, self._batches_taken, self._pass_began = state["step"], state["taken"], state["began"]
+        self._average, self._own_nonfinite = state["average"], state["nonfinite"]
         self._pass_loss.load_state_dict(state["train_loss"])
         self._pass_numbers.load_state_dict(state["logged"])
         for scheduler, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
@@ -582,7 +782,9 @@ class Brain:
 
     def _ignored_arguments(self) -> list[str]:
         """Arguments of the constructor that a config would ignore: optimizer, checkpointer, options of the run."""
-        names = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
+        # An init_optimizers of its own may use it.
+        opt_class = () if overridden(self, Brain, "init_optimizers") else ("opt_class",)
+        names = [name for name in (*opt_class, "checkpointer") if getattr(self, name) is not None]
         return names + sorted(self._run_options.model_fields_set - {"device"})
 
     def _unregistered_modules(self) -> list[str]:

@@ -85,7 +85,7 @@ def evaluate(
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
-    loss, samples, make_readable = Mean(), 0, readable or partial(type(brain).readable, brain)
+    loss, average, samples, make_readable = Mean(), 0.0, 0, readable or partial(type(brain).readable, brain)
     world = world or current_world()
     if brain._strategy and world.size > 1:
         broadcast_tensors(brain.modules.buffers(), world)
@@ -103,7 +103,10 @@ def evaluate(
             samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
             predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)
             if losses:
-                loss.add_mean(brain._reported_loss(losses), samples)
+                reported = brain._reported_loss(losses)
+                loss.add_mean(reported, samples)
+                if brain._averages:
+                    average = brain.update_average(reported, average)
             if metrics or observe:
                 target = target_of(brain, batch, needed=needed)
                 judges.judge(make_readable(predictions, batch), target, batch)
@@ -113,6 +116,8 @@ def evaluate(
             raise DataError("the evaluated dataset gave no batch; check it")
         own = {"loss": loss} if any(has_loss for _, has_loss in ranks) else {}
         numbers = computed({**own, **metrics}, world)
+        if own and brain._averages:
+            numbers["loss"] = math.fsum(world.all_gather(average)) / world.size
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
         count_together(Meter(), brain._pass_numbers, 0, world)
         return brain._with_logged(numbers)

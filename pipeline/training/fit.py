@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from pipeline.checkpoint import reader, store
+from pipeline.checkpoint import reader, storage, store
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
@@ -20,7 +21,7 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import length, without_state
 from pipeline.distributed.world import current_world
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
@@ -30,7 +31,8 @@ from pipeline.training.phase import begin_on_ranks, warn_of_drawn_order
 from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import Updater, is_plain
-from pipeline.user_code.plugins import plugin_manager
+from pipeline.user_code import class_path
+from pipeline.user_code.plugins import installed_plugins, plugin_manager
 
 # Batches between two movements of the bar.
 EVERY = 50
@@ -94,6 +96,9 @@ class Fit(PassLoop):
         super().__init__(Context(model={NAME: entry}, train_state=brain._train_state, hooks=plugin_manager().hook))
         saver = brain.checkpointer
         self.checkpoints = Checkpoints(saver, self.context, None, "error") if saver else None
+        self.resources = ExitStack()
+        if options.profile_training and current_world().is_main:
+            self._profile()
         if saver:
             # Several processes look together, when it is time.
             saver._wake = object if self.agreement else self.wake
@@ -110,6 +115,21 @@ class Fit(PassLoop):
         self.updater.state.iteration = self.counters["iteration"]
         if own:
             warn_of_drawn_order("fit: train_set", self.train, keep_best=False)
+
+    def _profile(self) -> None:
+        """Have the plugin ``profiler`` look at the first batches; it writes into the hyperparameter ``output_folder``."""
+        folder = getattr(self.brain.hparams, "output_folder", None)
+        if folder is None:
+            raise ConfigError(
+                "fit: profile_training writes into the hyperparameter output_folder; there is none, add it"
+            )
+        warmup, steps = self.options.profile_warmup, self.options.profile_steps
+        plugin = class_path.load(class_path.parse(installed_plugins()["profiler"]))(0, warmup, steps)
+        storage.make_folder(Path(folder))
+        self.context |= {"run_dir": Path(folder), "runner_name": "", "device": self.brain.device}
+        self.context |= {"resources": self.resources, "runner": None}
+        plugin.before_pipeline(self.context)
+        self.before_batch = lambda **_: plugin.before_batch()
 
     def restore(self) -> None:
         """Restore the newest checkpoint from which a fit can go on; newer ones are set aside."""
@@ -139,7 +159,7 @@ class Fit(PassLoop):
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
         done, epochs_before = Counter(self.epochs), len(self.epochs)
-        with self.agreement.ruling() if self.agreement else nullcontext():
+        with self.resources, self.agreement.ruling() if self.agreement else nullcontext():
             for epoch in map(int, () if self._over() else epoch_counter):
                 if done[epoch]:
                     done[epoch] -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
@@ -196,7 +196,7 @@ class OptimScheduler(ABC):
             makes an optimizer of the parameters.
         optim_conf: its keyword arguments; ``lr`` is the base rate.
         model: whose trainable parameters are optimized.
-        distributed: kept for SpeeChain's callers; whether processes share the work is the run's to know.
+        distributed: for SpeeChain's callers; whether processes share the work is the run's to know.
         optim_loss: the name of the loss that it descends; None is ``loss``.
         updated_modules: the dotted name of a part of the model, or several, to which it is confined; None is all of it.
         step_per_update: windows for each of its steps; in the others nothing is computed for it.
@@ -214,6 +214,8 @@ class OptimScheduler(ABC):
         sche_conf: passed on to ``sche_init``.
 
     Attributes:
+        model, optim_loss, updated_modules: as they were given; one module is a list of one.
+        distributed: whether it was given as true, or several processes share the work.
         parameters: what the optimizer trains.
         configured: of each group, the options with which the optimizer was made; a resumed run keeps to them.
         owns_all: whether its loss reaches no other parameter that is trained, so that one plain backward will do; only
@@ -269,23 +271,28 @@ class OptimScheduler(ABC):
     ) -> None:
         _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor)
         _above_zero(grad_clip=grad_clip, grad_clip_value=grad_clip_value)
-        self.loss_name = optim_loss or "loss"
+        self.model, self.optim_loss, self.loss_name = model, optim_loss, optim_loss or "loss"
+        modules = [updated_modules] if isinstance(updated_modules, str) else updated_modules
+        self.updated_modules = None if modules is None else list(modules)
         self.step_per_update, self.use_amp, self.ft_factor = step_per_update, use_amp, ft_factor
         self.accum_grad = self.configured_accum_grad = accum_grad
         self.grad_clip, self.grad_norm_type, self.grad_clip_value = grad_clip, grad_norm_type, grad_clip_value
         self.scaler: GradScaler | None = None
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = self.measures_norm = False
+        # Whether the gradients of the open window are those of its mean loss already.
+        self.averaged = False
         self.guarded = self.under_autocast = True
         self.real_step = self.batches = self.epoch = 0
         # A number of samples; a tensor while a window closes that several GPUs share.
         self.samples: Any = 0
         self.strategy = Strategy(current_world()) if current_world().size > 1 else None
+        self.distributed = distributed or self.strategy is not None
         self.batch_samples = 1
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None
         self.gradient_norm: float | Tensor | None = None
         self.before_backward = self.after_backward = self.before_update = self.after_update = cast("Watcher", None)
-        names = trainable_parameters(model, updated_modules)
+        names = trainable_parameters(model, self.updated_modules)
         parameters: list[Any] = list(names.values())
         if groups or remove_vector_weight_decay:
             # Checkpoints have the names of a model that is no Brain without this one.
@@ -349,11 +356,12 @@ class OptimScheduler(ABC):
 
         Several OptimSchedulers may step on the losses of one forward, one after the other; so unless this one trains
         all there is, the graph stays until the losses are dropped. Where one changes what another's gradient passes
-        through, ``optimize`` steps them at once.
+        through, ``optimize`` steps them at once. Afterwards ``get_lr`` is the rate of the window, also of one that is open.
 
         Args:
             losses: name -> scalar.
-            time_func: ``time_func(names)`` gives a block in which the time is measured; None measures nothing.
+            time_func: ``time_func([what, optim_name])`` gives a block in which the time is measured: ``loss_backward_time``,
+                then ``optim_time``. None measures nothing.
             optim_name: how the times are named.
             step_num: the batch, counted from 1; it says where in its window the batch is. None counts on.
             epoch_num: counted from 1; None: the one of the run, or the first.
@@ -367,8 +375,31 @@ class OptimScheduler(ABC):
         if step_num is not None:
             self.real_step, self.batches = divmod(step_num - 1, self.accum_grad)
         epoch = None if epoch_num is None else epoch_num - 1
-        with nullcontext() if time_func is None else time_func(["optim_time", optim_name]):
-            return optimize(losses, [self], epoch, samples, retain_graph=not self.owns_all)[0]
+        with nullcontext() if time_func is None else self._timed(time_func, optim_name):
+            finite, _ = optimize(losses, [self], epoch, samples, retain_graph=not self.owns_all)
+        if self.batches and not self.constant and self.acts():
+            rate = self.update_lr(self.real_step + 1, (self.epoch if epoch is None else epoch) + 1)
+            self.set_rate(self.ft_factor * self._rate_of(rate, self.real_step + 1))
+        return finite
+
+    @contextmanager
+    def _timed(self, time_func: Any, optim_name: str) -> Iterator[None]:
+        """Measure backward, and apart from it what comes afterwards."""
+        hook = self.after_backward
+        with ExitStack() as measured:
+
+            def after_backward(**arguments: Any) -> None:
+                if hook:
+                    hook(**arguments)
+                measured.close()
+                measured.enter_context(time_func(["optim_time", optim_name]))
+
+            measured.enter_context(time_func(["loss_backward_time", optim_name]))
+            self.after_backward = after_backward
+            try:
+                yield
+            finally:
+                self.after_backward = hook
 
     def apply(self, epoch: int) -> bool:
         """Close the window: set the rate, unscale, guard, clip, step, clear the gradients; ``epoch`` counts from 0.
@@ -382,13 +413,13 @@ class OptimScheduler(ABC):
         self.real_step += 1
         if acts:
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
-            if self.strategy is not None:
+            if self.strategy is not None and not self.averaged:
                 self.strategy.close(self)
             if not (self.constant or self.discards):
                 rate = self.update_lr(self.real_step, epoch + 1)
                 # A rate that is none would reach the weights.
                 if type(rate) is not float or not 0 <= rate < math.inf:
-                    rate = self._rate_of(rate)
+                    rate = self._rate_of(rate, self.real_step)
                 self.set_rate(self.ft_factor * rate)
             if self.before_update:
                 # Products are copies: a rate that is a Tensor is set in place.
@@ -411,10 +442,26 @@ class OptimScheduler(ABC):
                 self.rate = self.rate * 1.0
                 self._put_back(rates)
         self.batches = self.samples = 0
-        self.discards = self.weighted = False
+        self.discards = self.weighted = self.averaged = False
         if self.guard.loss is not None:
             self.guard.close()
         return acts
+
+    def average(self) -> None:
+        """Make the gradients of the open window those of its mean loss on all ranks, for code that steps by itself."""
+        if self.strategy is not None:
+            self.strategy.close(self)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if gradients and (self.weighted or self.accum_grad > 1):
+            torch._foreach_div_(gradients, self.samples if type(self.samples) is Tensor else float(self.samples))
+        self.samples, self.weighted, self.averaged = 1, False, True
+
+    def leave_window(self, *, stepped: bool) -> None:
+        """End a window in which this did not act: others have stepped the optimizer, or its gradients wait for the next."""
+        self.batches, self.averaged = 0, False
+        if stepped:
+            self.real_step, self.samples, self.discards = self.real_step + 1, 0, False
+            self.guard.close()
 
     def skip_update(self) -> None:
         """In ``before_update``: discard the window, so that the optimizer does not step and its gradients are cleared.
@@ -423,7 +470,7 @@ class OptimScheduler(ABC):
         """
         self.discards = True
 
-    def _rate_of(self, value: Any) -> float:
+    def _rate_of(self, value: Any, window: int) -> float:
         """The result of ``update_lr``, checked to be a learning rate.
 
         Raises:
@@ -431,7 +478,7 @@ class OptimScheduler(ABC):
         """
         number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
         if not number or not 0 <= (rate := float(value)) < math.inf:
-            what = f"{type(self).__name__}.update_lr returned {value!r} for window {self.real_step}"
+            what = f"{type(self).__name__}.update_lr returned {value!r} for window {window}"
             raise ConfigError(f"{what}; return a finite rate of 0 or more")
         return rate
 
@@ -488,9 +535,10 @@ class OptimScheduler(ABC):
         return [[names.get(parameter, "?") for parameter in group["params"]] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, scaler and the position in the schedule. The caller keeps the gradients of an open window."""
+        """Optimizer, scaler, the position in the schedule, and the gradients of an open window."""
         counts = {"real_step": self.real_step, "batches": self.batches, "samples": self.samples}
         numbers = {"rate": self.rate, "gradient_norm": self.gradient_norm}
+        names = self.guard.names.items() if self.batches else ()
         read = {name: None if number is None else float(number) for name, number in numbers.items()}
         return {
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
@@ -500,10 +548,13 @@ class OptimScheduler(ABC):
             "configured_accum_grad": self.configured_accum_grad,
             "window": {**counts, "discards": self.discards or bool(self.guard.loss), **read},
             "schedule": self.schedule_state(),
+            "gradients": {name: parameter.grad for name, parameter in names if parameter.grad is not None},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``; options that the config has changed keep their new value.
+
+        That of SpeeChain, which knows no position, is taken too: its callers say to each ``step`` where it is.
 
         Raises:
             CheckpointError: it has an open window of another length, or other parameters in the groups of the optimizer.
@@ -516,6 +567,11 @@ class OptimScheduler(ABC):
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
+        if state_dict.keys() == {"optimizer", "scaler"}:
+            return
+        for name, gradient in state_dict.get("gradients", {}).items():
+            parameter = self.guard.names[name]
+            parameter.grad = gradient.to(parameter.device, copy=True)
         for name, value in WindowState.from_tree(state_dict["window"], "window"):
             setattr(self, name, value)
         length = state_dict.get("accum_grad", self.accum_grad)
@@ -635,6 +691,7 @@ def backward_and_step(
     *,
     last: bool = False,
     retain_graph: bool | None = None,
+    steps: bool = True,
 ) -> tuple[bool, bool]:
     """Run one backward for each distinct loss, then step each scheduler whose window is full: ``optimize`` in the hot loop.
 
@@ -646,6 +703,7 @@ def backward_and_step(
         last: whether this is the last batch of a pass, which closes every window.
         retain_graph: whether the last backward leaves the graph in place; None: nobody else goes through it, so a plain
             backward will do where one scheduler ``owns_all``.
+        steps: whether the schedulers whose window is full step; else the caller sees to that.
 
     Returns:
         As ``optimize``, and likewise what it raises.
@@ -665,7 +723,7 @@ def backward_and_step(
     for scheduler in optim_schedulers:
         scheduler.batches += 1
         scheduler.samples += samples
-        if last or scheduler.batches >= scheduler.accum_grad:
+        if steps and (last or scheduler.batches >= scheduler.accum_grad):
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
     if only.strategy is not None:

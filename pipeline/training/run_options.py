@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -17,6 +17,7 @@ from pipeline.config.schema import CompileMode, Count, Device, Names, Norm, Pati
 from pipeline.config.validation import message
 from pipeline.distributed.device import resolve_device
 from pipeline.errors import ConfigError, one_of
+from pipeline.user_code import class_path
 
 # Option -> the precision that it means.
 DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
@@ -26,10 +27,15 @@ _TORCHRUN = "each GPU has a process of its own; leave it out, and start the scri
 # SpeechBrain's other options: why they are refused, and what to do.
 NOT_TAKEN = {
     **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), _TORCHRUN),
-    **dict.fromkeys(("profile_training", "profile_warmup", "profile_steps"), "torch.profiler does that; leave it out"),
-    **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "the progress bar chooses its own; leave it out"),
+    **dict.fromkeys(
+        ("tqdm_colored_bar", "tqdm_barcolor"), "the bar is rich's and chooses its colours; noprogressbar hides it"
+    ),
     "log_config": "log lines go through loguru; add a place for them with loguru.logger.add",
 }
+
+
+# What parses a command line; that imports this file.
+PARSE = "pipeline.training.script:parse_arguments"
 
 
 def _list(value: Any) -> Any:
@@ -85,6 +91,9 @@ class OptionValues(BaseModel):
     grad_accumulation_factor: Count = 1
     optimizer_step_limit: Count | None = None
     remove_vector_weight_decay: bool = False
+    profile_training: bool = False
+    profile_warmup: Count = 5
+    profile_steps: Count = 5
 
 
 NAMES = list(OptionValues.model_fields)
@@ -189,10 +198,17 @@ def _call(computes: Callable[[], bool], eager: _Call, compiled: _Call, /, *args:
     return (compiled if computes() else eager)(*args, **kwargs)
 
 
-class RunOptions(OptionValues):
-    """The options of a Brain, checked when they are made; ``model_fields_set`` names those that were set.
+def own_device() -> str:
+    """The device where nobody names one: the GPU that a launcher has numbered for this process, else any, else the CPU."""
+    numbered = "LOCAL_RANK" in os.environ and torch.cuda.is_available()
+    return str(resolve_device(f"cuda:{os.environ['LOCAL_RANK']}" if numbered else "auto"))
+
+
+class RunOptions(OptionValues, Mapping[str, Any]):
+    """The options of a Brain, checked when they are made; also a mapping of all of them, by name.
 
     Attributes:
+        overridden_args: the names of those that were given; the others leave it to the hyperparameters.
         test_only: whether ``fit`` does nothing.
         debug: whether every pass ends after ``debug_batches`` and training after ``debug_epochs``.
         debug_batches: above 0.
@@ -215,6 +231,8 @@ class RunOptions(OptionValues):
         grad_accumulation_factor: batches in an accumulation window.
         optimizer_step_limit: updates after which training ends; None is no limit.
         remove_vector_weight_decay: whether weight decay leaves out biases and other parameters of one dimension.
+        profile_training: whether ``fit`` has the plugin ``profiler``, once for ``profile_steps`` batches.
+        profile_warmup, profile_steps: its ``warmup`` and ``active``.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range, two contradict each other.
@@ -232,6 +250,44 @@ class RunOptions(OptionValues):
         if self.jit and self.compile and both:
             what = f"jit and compile are both asked for, for the same modules ({', '.join(sorted(both))})"
             raise ConfigError(f"run options: {what}; keep compile, or name others in jit_module_keys")
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of an option."""
+        if name not in NAMES:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        """The names of all options."""
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        """How many options there are."""
+        return len(NAMES)
+
+    @property
+    def overridden_args(self) -> set[str]:
+        """The names of the options that were given."""
+        return set(self.model_fields_set)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options, by name."""
+        return dict(self.items())
+
+    @classmethod
+    def from_dictionary(cls, args_dict: Mapping[str, Any]) -> Self:
+        """These options, as given; where there is no device among them, ``device`` is the one that a Brain will take."""
+        options = cls(**args_dict)
+        if options.device is None:
+            # Not as one that was given: hyperparameters may name another.
+            vars(options)["device"] = own_device()
+        return options
+
+    @classmethod
+    def from_command_line_args(cls, arg_list: Sequence[str] | None = None) -> tuple[str, RunOptions, str]:
+        """``parse_arguments(arg_list)``."""
+        parsed: tuple[str, RunOptions, str] = class_path.load(class_path.parse(PARSE))(arg_list)
+        return parsed
 
     @classmethod
     def resolve(
@@ -253,11 +309,8 @@ class RunOptions(OptionValues):
             run_opts = {name: getattr(run_opts, name) for name in run_opts.model_fields_set}
         known = {name: value for name, value in (hparams or {}).items() if name in (*NAMES, *NOT_TAKEN)}
         options = check_options(known, "hparams") | check_options(run_opts or {}, "run_opts")
-        # A launcher numbers the GPU of this process.
-        numbered = "LOCAL_RANK" in os.environ and torch.cuda.is_available()
-        own = f"cuda:{os.environ['LOCAL_RANK']}" if numbered else "auto"
         try:
-            options["device"] = str(resolve_device(options.get("device") or own))
+            options["device"] = str(resolve_device(options.get("device") or own_device()))
         except ConfigError as error:
             raise ConfigError(f"run options: device {error}") from error
         return cls(**options)

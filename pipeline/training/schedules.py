@@ -86,18 +86,22 @@ class Noam(PlannedSchedule):
         """Take the width and the length of the rise."""
         self.is_open = self._is_share(warmup_steps, 1)
         self.rise = self.warmup_steps = warmup_steps
-        self.factor = None if d_model is None else 1 / math.sqrt(d_model)
+        self.d_model = d_model
+
+    @property
+    def init_lr(self) -> float:
+        """The factor of the curve."""
+        return float(self.base_lr * self.warmup_steps**0.5 if self.d_model is None else self.d_model**-0.5)
 
     def take_length(self, steps: int) -> None:
         """The rise is its share of that."""
         self.warmup_steps = max(1, round(self.rise * steps))
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
-        """``factor * min(step^-0.5, step * warmup^-1.5)``."""
+        """``init_lr * min(step^-0.5, step * warmup^-1.5)``."""
         if self.warmup_steps < 1:
             raise self._not_planned("warmup_steps")
-        factor = self.base_lr * math.sqrt(self.warmup_steps) if self.factor is None else self.factor
-        return float(factor * min(real_step**-0.5, real_step * self.warmup_steps**-1.5))
+        return float(self.init_lr * min(real_step**-0.5, real_step * self.warmup_steps**-1.5))
 
     def extra_repr_fn(self) -> str:
         """The length of the rise."""

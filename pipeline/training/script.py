@@ -26,7 +26,8 @@ from pipeline.distributed import device
 from pipeline.distributed.main_process import main_process_only
 from pipeline.errors import ConfigError
 from pipeline.run import log
-from pipeline.training.run_options import NAMES, NOT_TAKEN, kind_of, refuse_unknown, values_of
+from pipeline.training.run_options import NAMES, NOT_TAKEN, RunOptions, kind_of, refuse_unknown, values_of
+from pipeline.user_code.tracebacks import with_traceback
 
 _MAPPING = "tag:yaml.org,2002:map"
 
@@ -44,8 +45,9 @@ def create_experiment_directory(
 
     ``hyperparams.yaml`` has the hyperparameters with the overrides, the script that calls this is copied, ``env.log``
     names python and the packages, and ``log.txt`` gets every log line, until the next experiment directory or the end of
-    the process. A file that is there with another content is kept as ``<name>.<UTC time>``. Unlike SpeechBrain's this
-    leaves ``sys.excepthook`` alone. Of several processes rank 0 does it, and the others wait.
+    the process, and the traceback of what ends that. A file that is there with another content is kept as
+    ``<name>.<UTC time>``. Unlike SpeechBrain's this leaves ``sys.excepthook`` alone. Of several processes rank 0 does it,
+    and the others wait.
 
     Args:
         experiment_directory: the folder.
@@ -83,8 +85,17 @@ def _fill(folder: Path, script: Any, hyperparams_to_save: Any, overrides: Any, s
             with storage.storing(folder / name, "choose another folder"):
                 _put(folder / name, content)
         end_log()
+        _log.callback(_keep_traceback, folder / "log.txt", getattr(sys, "last_value", None))
         _log.enter_context(log.to_file(folder / "log.txt", rank=0, otherwise="choose another folder"))
     logger.info(f"experiment directory {folder}, made by {shlex.join(getattr(sys, 'argv', ()))}")
+
+
+def _keep_traceback(path: Path, before: BaseException | None) -> None:
+    """Add to a log the traceback of the error that has ended the process, which python has kept; ``before``: another's."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and error is not before:
+        with suppress(OSError), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(with_traceback("the process was ended by this error:", error) + "\n")
 
 
 @atexit.register
@@ -161,7 +172,7 @@ _USAGE = (
 )
 
 
-def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[str, Any], str]:
+def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, RunOptions, str]:
     """Split a command line: ``hyperparams.yaml --device cuda:1 --seed 10``.
 
     A run option is written ``--name value`` or ``--name=value``; one that is true or false ``--debug``, ``--debug=true``
@@ -172,11 +183,11 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
         arg_list: the words of the command line; None takes ``sys.argv[1:]``.
 
     Returns:
-        The file of hyperparameters, as it was written; the run options that were given, and no others (SpeechBrain
-        returns them all, so its command line could not leave any to the hyperparameters); and the other names as lines
-        of YAML, ``seed: 10``, in their order. Such a value is what YAML makes of a number, truth value, null, or a
-        list or mapping in brackets; what has a tag or quotes stays as it is; everything else is a string, and quoted
-        where YAML would take it for something else.
+        The file of hyperparameters, as it was written; the run options, a mapping that knows which were given (these go
+        over the hyperparameters), and whose ``device`` is the one to compute on; and the other names as lines of YAML,
+        ``seed: 10``, in their order. Such a value is what YAML makes of a number, truth value, null, or a list or mapping
+        in brackets; what has a tag or quotes stays as it is; everything else is a string, and quoted where YAML would
+        take it for something else.
 
     Raises:
         ConfigError: there is no file, or two; a name comes twice, a value is missing, or is not what the option takes.
@@ -202,7 +213,8 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
     if len(files) != 1:
         what = f"names {len(files)} files ({', '.join(files)})" if files else "names no file of hyperparameters"
         raise ConfigError(f"{_WHERE}: {what}; {_USAGE}")
-    return files[0], run_opts, "\n".join(f"{yaml_tree.one_line(name)}: {value}" for name, value in overrides.items())
+    options = RunOptions.from_dictionary(run_opts)
+    return files[0], options, "\n".join(f"{yaml_tree.one_line(name)}: {value}" for name, value in overrides.items())
 
 
 def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:

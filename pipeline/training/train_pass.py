@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
@@ -35,7 +36,7 @@ from pipeline.training.evaluation import target_of
 from pipeline.training.meters import MOST
 from pipeline.training.metrics.base import judge, needs_target
 from pipeline.training.metrics.ranks import computed
-from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
+from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
 
@@ -154,7 +155,7 @@ class TrainPass:
         self.resources = ExitStack()
         self._batch: Any = None
         self._remaining: Any = None
-        self._iteration = self._fits = self._updates = self._steps = 0
+        self._iteration = self._fits = self._updates = self._steps = self._counted = 0
         self._scheduled = False
 
     def run(self, update: Callable[[Any], Any]) -> None:
@@ -164,6 +165,8 @@ class TrainPass:
             update: trains on one batch; what it returns are losses, if it is not the Brain's own ``fit_batch``.
         """
         loop, brain, state, context = self.loop, self.brain, self.updater.state, self.loop.context
+        if brain._averages:
+            update = self._averaged(update)
         counters, work, before, after = loop.counters, loop.work, loop.before_batch, self.after_batch
         for batches in self._rounds():
             for batch in batches:
@@ -251,6 +254,10 @@ class TrainPass:
         numbers = self.updater.logged = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
         brain.on_stage_start(Stage.TRAIN, epoch)
+        if brain._forgets and not self.state:
+            brain.zero_grad()
+        if hasattr(brain.train_sampler, "set_epoch"):
+            brain.train_sampler.set_epoch(epoch)
 
     def read(self, loader: Any, *, interruptible: bool) -> Iterator[Any]:
         """The batches that are left of a round over a loader, on their device; the first is in work at once.
@@ -330,10 +337,13 @@ class TrainPass:
         if not self.done:
             raise DataError(f"{data} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
         brain = self.brain
-        brain._train_state["update"] += close_windows(brain._optim_schedulers, brain._train_state["epoch"])
+        updated = brain._close_windows()
+        brain._train_state["update"] += updated
         brain._check_divergence()
         self.resources.close()
-        loss = brain._pass_loss.mean()
+        if brain._forgets:
+            brain.zero_grad(set_to_none=True)
+        loss = brain.avg_train_loss if brain._averages else brain._pass_loss.mean()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
         # What it has logged.
         brain._count_together()
@@ -363,6 +373,7 @@ class TrainPass:
         if self not in loop.work:
             loop.work.append(self)
         self._batch, self.in_batch, self._fits, self._updates, self._steps = batch, True, brain._fits, 0, 0
+        self._counted = brain._train_state["update"]
         numbers, epoch = brain._pass_numbers, loop.counters["epoch"]
         numbers.samples, numbers.batch = 0, batch
         for scheduler in brain._optim_schedulers:
@@ -416,12 +427,26 @@ class TrainPass:
         brain._train_state["samples"] += samples
         if brain._strategy is not None:
             brain._strategy.samples += samples
-        # Where nothing goes through the schedulers, each batch counts as one update.
-        brain._train_state["update"] += updates > self._updates if self._scheduled else 1
+        # Unless it is counted already: where nothing goes through the schedulers, each batch counts as one update, or each
+        # window of a fit_batch.
+        if brain._train_state["update"] == self._counted:
+            window = brain._run_options.grad_accumulation_factor if type(brain).fit_batch is not Brain.fit_batch else 1
+            by_hand = brain._batches_taken % window == 0
+            brain._train_state["update"] += updates > self._updates if self._scheduled else by_hand
         if brain._batches_taken % MOST == 0:
             brain._check_divergence()
 
-    def custom(self, update: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
+    def _averaged(self, update: Callable[[Any], Any]) -> Callable[[Any], None]:
+        """An update after which the Brain itself averages the loss."""
+        brain = self.brain
+
+        def train_on(batch: Any) -> None:
+            if (loss := update(batch)) is not None:
+                brain.avg_train_loss = brain.update_average(loss, brain._average or 0.0)
+
+        return train_on
+
+    def custom(self, update: Callable[[Any], Any], name: str) -> Callable[[Any], Tensor | None]:
         """An update that is not the Brain's own ``fit_batch``: its losses and windows are counted here.
 
         Args:
@@ -435,7 +460,7 @@ class TrainPass:
         # Not the Brain's autocast: the update may call fit_batch, which enters that one, and it cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)
 
-        def train_on(batch: Any) -> None:
+        def train_on(batch: Any) -> Tensor | None:
             self._expect(batch)
             for scheduler in brain._optim_schedulers:
                 scheduler.under_autocast = bool(around)
@@ -447,6 +472,7 @@ class TrainPass:
                 self._count_losses(losses)
             else:
                 brain._outputs = brain._outputs[0], losses
+            return losses.get("loss")
 
         return train_on
 

@@ -170,7 +170,11 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
     """The plugins of a config, in calling order, and the faults in how it names them."""
     plugins: dict[str, Plugin] = {}
     faults: list[Fault] = []
-    defaults = ((name, None, DEFAULT, PluginSettings.model_construct()) for name in DEFAULT_PLUGINS)
+    short, runners = PluginSettings.model_construct(), [each.value for each in tree.section("runner").values()]
+    profiled = any((key := each.get("profile_training")) and key.value is True for each in runners)
+    defaults: list[tuple[Any, Any, Origin, PluginSettings]] = [(name, None, DEFAULT, short) for name in DEFAULT_PLUGINS]
+    # Where a runner's key asks for it, the runner says of which iterations.
+    defaults += [("profiler", {"of_runner": True}, DEFAULT, short)] * profiled
     for text, args, origin, settings in chain(defaults, _items(tree, faults)):
         if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
             continue

@@ -12,20 +12,19 @@ BRAIN = "pipeline.training.brain:Brain"
 
 TRAINER = "pipeline.trainer:GeneralTrainer"
 
-# Method -> what to do instead; in a Brain, be it alone or in a config.
-BRAIN_REMEDIES = {
-    "freeze_optimizers": "call requires_grad_(False) on what is to rest, in on_stage_start or on_fit_batch_start",
-    "zero_grad": "gradients are forgotten after each optimizer step; what else it does belongs into on_fit_batch_end",
-    "optimizers_step": "write what comes after a step into on_fit_batch_end, where should_step is true, or a whole fit_batch",
-    "check_gradients": "set check_gradients: true for the runner, or the run option skip_nonfinite_grads",
-    "check_loss_isfinite": "nonfinite_patience says how many losses may not be finite; look at them in compute_objectives",
-    "update_average": "count_samples says by what losses are averaged; report other numbers with self.log",
-}
+_LOOP, _SAVE = (
+    "write a runner stage with a loop of your own, or a fit_batch",
+    "set ckpt_interval_steps or ckpt_interval_minutes",
+)
 
-# The same in a config, where the phase says what trains the Brain.
-CONFIG_REMEDIES = {
-    **BRAIN_REMEDIES,
-    "init_optimizers": "name the optimizers under optim_schedulers of the phase; an updater of your own may make its own",
+# Name of SpeechBrain's Brain -> what to do instead.
+BRAIN_REMEDIES = {
+    **dict.fromkeys(("_fit_train", "_optimizer_step_limit_exceeded"), _LOOP),
+    "_fit_valid": "write on_stage_start, evaluate_batch and on_stage_end",
+    **dict.fromkeys(("_should_save_intra_epoch_ckpt", "_save_intra_epoch_ckpt"), _SAVE),
+    "_compile": "the options compile and jit say which modules are compiled, in fit and in a run",
+    "_wrap_distributed": "several processes share the work where a launcher starts them; wrap nothing yourself",
+    "_train_loader_specifics": "write make_dataloader",
 }
 
 # The same in a subclass of GeneralTrainer.

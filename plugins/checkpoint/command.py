@@ -16,8 +16,8 @@ from pipeline.config import yaml_tree
 from pipeline.errors import ExitCode, printable
 
 from .. import size_in_words
-from . import listing
-from .listing import Checkpoint
+from ..shared import checkpoint_listing as listing
+from ..shared.checkpoint_listing import Checkpoint
 
 # Metrics that a line shows.
 _NUMBERS = 4

@@ -15,7 +15,7 @@ from pipeline.checkpoint.layout import SUFFIX, TRAINING, is_weights
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.errors import CheckpointError, ConfigError, one_of
 
-from .listing import describe_checkpoint
+from ..shared.checkpoint_listing import describe_checkpoint
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -274,6 +274,7 @@ WAYS = {
     "the same, a plugin with a hook per batch": Way(
         partial(by_run, in_memory, ALL_OFF, [*NO_PLUGINS, PerBatch]), "pipeline run, everything off"
     ),
+    "the plugin report": Way(partial(by_run, in_memory, {}, ["report"]), "pipeline run, defaults"),
     "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {}, []), "raw loop, DataLoader"),
     "pipeline run, DataLoader, everything off": Way(partial(by_run, None, ALL_OFF, NO_PLUGINS), "raw loop, DataLoader"),
     "pipeline run, DataLoader, a dataset of one's own": Way(without_numpy, "raw loop, DataLoader"),

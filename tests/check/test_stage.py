@@ -304,7 +304,7 @@ def test_keys_that_are_written_on_some_ways_alone_are_named_with_who_reads_them(
     ("body", "expected"),
     [
         ("context['points'] = 1", "also writes: points (read by nobody after it)"),
-        ("context['is_exit'] = True", "also writes: is_exit (needed by terminal)"),
+        ("context['is_exit'] = True", "also writes: is_exit (read by the trainer)"),
         ("context['metrics'] = {}", "also writes: metrics (may be read by terminal and plugins)"),
         ("context['status'] = 'terminal_pass'", "also writes: status (leads to terminal)"),
         (

@@ -177,7 +177,15 @@ KINDS = ["run", "version 1", "experiment", "fit"]
 OPTIONAL = {"loop", "metrics", "recoverables", "parts", "frozen", "buffers"}
 
 # What earlier states of version 2 did not have.
-LATER = ["loop.asked_updates", "*state.metrics", "stopped", "requested", "seconds"]
+LATER = [
+    "loop.asked_updates",
+    "*state.metrics",
+    "*state.average",
+    "*state.nonfinite",
+    "stopped",
+    "requested",
+    "seconds",
+]
 
 
 def has_to_be_there(keys: Place, kind: str) -> bool:

@@ -14,6 +14,7 @@ from tests.run.test_stopped_run import CHECKPOINT
 
 Tree = dict[str, Any]
 PHASES = ["a", "b", "c"]
+LATER = {"metrics": {}, "average": None, "nonfinite": 0}
 VALIDATION = {"validated": {"a": 4}, "running": False, "best": None}
 
 
@@ -68,7 +69,7 @@ def test_the_pass_in_which_version_1_was_saved_leads() -> None:
     assert leader == loop.inner[1]
     assert (leader.phase, leader.over, leader.number, leader.validated) == ("b", False, 3, False)
     assert leader.state
-    assert leader.state.to_tree() == {**open_pass(), "metrics": {}}
+    assert leader.state.to_tree() == {**open_pass(), **LATER}
     assert loop.passes == {"a": 4, "b": 4, "c": 3}
 
 
@@ -85,7 +86,7 @@ def test_the_loop_of_a_run_that_an_earlier_version_left_is_read() -> None:
     assert loop.inner
     assert loop.inner[0].state
     assert (loop.inner[0].state.taken, loop.inner[0].state.train_loss.samples, loop.passes) == (3, 6, {"line": 2})
-    assert loop.inner[0].state.to_tree() == {**tree["loop"]["pass"], "metrics": {}}
+    assert loop.inner[0].state.to_tree() == {**tree["loop"]["pass"], **LATER}
 
 
 def test_the_loop_comes_back_from_its_tree() -> None:

@@ -88,7 +88,7 @@ def test_the_help_of_a_command_says_the_same(pipeline: Call, name: str) -> None:
         (["chek"], "there is no command 'chek'; did you mean 'check'?"),
         (
             ["xyz"],
-            "there is no command 'xyz'; known: check, checkpoint, compare, convert, doctor, explain, graph, new, plugins, predict, resume, resume-test, run, runs, schema, show, stages",
+            "there is no command 'xyz'; known: check, checkpoint, compare, convert, doctor, explain, graph, new, plugins, predict, report, resume, resume-test, run, runs, schema, show, stages, sweep",
         ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),

@@ -12,17 +12,17 @@ from click.testing import Result
 
 Call = Callable[..., Result]
 Install = Callable[..., None]
-REPORT = '''
+PUBLISH = '''
     import click
 
     @click.command()
     @click.argument("words", nargs=-1)
     def command(words):
-        """Write a report of a run.
+        """Publish a run.
 
         As long as it has to be.
         """
-        click.echo(f"report of {words}")
+        click.echo(f"published {words}")
 '''
 
 
@@ -49,29 +49,29 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_a_command_of_a_package_is_called_by_its_name(pipeline: Call, install: Install) -> None:
-    install("reports", "report", REPORT)
-    done = pipeline("report", "a", "b")
-    assert (done.exit_code, done.stdout) == (0, "report of ('a', 'b')\n")
+    install("reports", "publish", PUBLISH)
+    done = pipeline("publish", "a", "b")
+    assert (done.exit_code, done.stdout) == (0, "published ('a', 'b')\n")
 
 
 def test_help_lists_it_among_ours_with_the_first_line_of_its_docstring(pipeline: Call, install: Install) -> None:
-    install("reports", "report", REPORT)
+    install("reports", "publish", PUBLISH)
     names = [line.split()[0] for line in pipeline("--help").stdout.partition("Commands:\n")[2].splitlines()]
-    assert "  report       Write a report of a run.\n" in pipeline("--help").stdout
-    assert names.index("new") < names.index("report") < names.index("resume")
+    assert "  publish      Publish a run.\n" in pipeline("--help").stdout
+    assert names.index("new") < names.index("publish") < names.index("resume")
 
 
 def test_help_imports_no_package_and_lists_one_that_cannot_be_imported(pipeline: Call, install: Install) -> None:
-    install("reports", "report", f"raise ValueError('imported')\n{textwrap.dedent(REPORT)}")
+    install("reports", "publish", f"raise ValueError('imported')\n{textwrap.dedent(PUBLISH)}")
     done = pipeline("--help")
     assert done.exit_code == 0, done.output
-    assert "  report       Write a report of a run.\n" in done.stdout
+    assert "  publish      Publish a run.\n" in done.stdout
     assert "reports" not in sys.modules
 
 
 def test_help_names_the_object_where_its_docstring_cannot_be_read(pipeline: Call, install: Install) -> None:
-    install("reports", "report", "command = make()")
-    assert "  report       reports.main:command, which has no docstring.\n" in pipeline("--help").stdout
+    install("reports", "publish", "command = make()")
+    assert "  publish      reports.main:command, which has no docstring.\n" in pipeline("--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ def test_help_names_the_object_where_its_docstring_cannot_be_read(pipeline: Call
 def test_what_is_no_command_is_refused_with_its_package(
     pipeline: Call, install: Install, source: str, attribute: str, message: str
 ) -> None:
-    install("reports", "report", source, attribute)
-    done = pipeline("report")
+    install("reports", "publish", source, attribute)
+    done = pipeline("publish")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the command 'report' of the package 'reports': " in done.stderr
+    assert "the command 'publish' of the package 'reports': " in done.stderr
     assert message in done.stderr
 
 
 def test_two_packages_with_one_name_are_both_named(pipeline: Call, install: Install) -> None:
-    install("reports", "report", REPORT)
-    install("writers", "report", REPORT)
-    done = pipeline("report")
+    install("reports", "publish", PUBLISH)
+    install("writers", "publish", PUBLISH)
+    done = pipeline("publish")
     assert done.exit_code == 2
-    assert "the command 'report' is offered by 'reports' and 'writers'; uninstall one of them" in done.stderr
-    assert "  report       offered by 'reports' and 'writers'; uninstall one of them\n" in pipeline("--help").stdout
+    assert "the command 'publish' is offered by 'reports' and 'writers'; uninstall one of them" in done.stderr
+    assert "  publish      offered by 'reports' and 'writers'; uninstall one of them\n" in pipeline("--help").stdout
 
 
 def test_a_name_of_ours_stays_ours_and_help_says_so(pipeline: Call, install: Install) -> None:
-    install("reports", "check", REPORT)
+    install("reports", "check", PUBLISH)
     assert "has no config.yaml; name a config" in pipeline("check").stderr
     shown = " ".join(pipeline("--help").stdout.split())
     assert "check Name every mistake of a config" in shown
@@ -112,5 +112,5 @@ def test_a_name_of_ours_stays_ours_and_help_says_so(pipeline: Call, install: Ins
 
 
 def test_a_misspelt_name_is_answered_with_one_of_a_package(pipeline: Call, install: Install) -> None:
-    install("reports", "report", REPORT)
-    assert "there is no command 'reprt'; did you mean 'report'?" in pipeline("reprt").stderr
+    install("reports", "publish", PUBLISH)
+    assert "there is no command 'publsh'; did you mean 'publish'?" in pipeline("publsh").stderr

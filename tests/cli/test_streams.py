@@ -27,7 +27,7 @@ def shell(words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_run_needs_no_standard_streams(linear: Path, closed: str) -> None:
     assert shell(f"run {linear} {closed}").returncode == 0
-    assert "train_runner took" in Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()[-1]
+    assert "to look at the run" in Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", ["show {}", "--help", "stages"])

@@ -89,13 +89,6 @@ def test_steps_in_another_unit_are_a_fault(faults: Faults) -> None:
     assert "runner.r.max_steps: is '2 epoch'; write a number of iterations, or of updates as in '100 update'" in fault
 
 
-@pytest.mark.parametrize("key", NOT_YET["runner"])
-def test_a_runner_key_that_is_still_to_come_is_refused(faults: Faults, key: str) -> None:
-    assert faults(runner(f"{key}: 1")) == [
-        f"config.yaml:4:5: runner.r.{key}: not yet: nothing reads this key so far; remove it"
-    ]
-
-
 @pytest.mark.parametrize("key", NOT_YET["phase"])
 def test_a_phase_key_that_is_still_to_come_is_refused(faults: Faults, key: str) -> None:
     assert faults(f"phase: [{{{key}: 1, name: x}}]")[0] == (

@@ -42,7 +42,7 @@ runner:
   - name: train_runner
     class: train
     epochs: two
-    profile_training: true
+    fleet_mode: sync
     max_steps: 4
     max_iteration: 3
     startup_class_path: "{workspace}/nope.py"
@@ -91,7 +91,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_file(
         (4, "hyper_parameters.a"),
         (6, "dataset.train_data.batch_siz"),
         (10, "runner.train_runner.epochs"),
-        (11, "runner.train_runner.profile_training"),
+        (11, "runner.train_runner.fleet_mode"),
         (13, "runner.train_runner.max_iteration"),
         (15, "runner.train_runner"),
         (15, "runner.train_runner.class"),

@@ -154,11 +154,17 @@ def test_a_misspelt_name_in_a_reference_is_named_with_the_nearest(wrong: Wrong, 
          "config.yaml:23:25: phase.line.metrics.log_loss: has no class; write {class: AUC} or {class: …, args: {…}}"),
         ("    dataset_name: train_data\n", "",
          "config.yaml:19:5: phase.line.dataset_name: required key is missing; add `dataset_name:`, one of `dataset:`"),
-        # would be ignored, or is not there yet
+        # would be ignored, or is another's
         ("class: infer", "class: infer\n    epochs: 1",
          "config.yaml:18:13: runner.infer_runner.epochs: would be ignored: an infer runner makes one pass; remove it"),
-        ("grad_clip: 5", "profile_training: true",
-         "config.yaml:15:5: runner.train_runner.profile_training: not yet: nothing reads this key so far; remove it"),
+        ("grad_clip: 5", "profile_steps: 2",
+         "config.yaml:15:20: runner.train_runner.profile_steps: would be ignored: profile_training is off; remove it, or set that"),
+        ("grad_clip: 5", "tqdm_colored_bar: true",
+         "config.yaml:15:5: runner.train_runner.tqdm_colored_bar: is True: the plugin progress_bar chooses its colours, and "
+         "noprogressbar hides it; remove it"),
+        ("grad_clip: 5", "data_parallel_backend: true",
+         "config.yaml:15:5: runner.train_runner.data_parallel_backend: is True: each GPU has a process of its own: start them with "
+         "torchrun or worker_num; remove it"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_what_to_write(wrong: Wrong, old: str, new: str, fault: str) -> None:

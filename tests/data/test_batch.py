@@ -89,9 +89,18 @@ class Boxes:
         ((Boxes(3), torch.ones(5)), 5),
         (["a", "b"], 0),
         (Words(text="no tensor"), 0),
-        (Graph(torch.ones(2)), 0),
+        (Graph(torch.ones(2)), 2),
         (torch.ones(()), 0),
     ],
 )
-def test_a_batch_that_moves_itself_counts_by_its_length_where_it_has_no_tensor(batch: Any, samples: int) -> None:
+def test_a_batch_that_moves_itself_counts_by_its_length_or_by_the_first_tensor_in_its_attributes(
+    batch: Any, samples: int
+) -> None:
     assert count_samples(batch) == samples
+
+
+def test_of_such_a_batch_tensors_are_found_however_deep_in_its_attributes() -> None:
+    batch = Graph(torch.ones(()))
+    assert count_samples(batch) == 0
+    vars(batch)["parts"] = [torch.ones(()), {"x": torch.ones(3, 2)}]
+    assert count_samples(batch) == 3

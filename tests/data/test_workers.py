@@ -156,9 +156,9 @@ def test_workers_end_with_a_run_that_is_killed_while_they_start() -> None:
 def test_a_death_that_is_reported_while_a_lost_connection_is_explained_is_told_as_well() -> None:
     loader = make_loader(Failing(kill), seed=0, batch_size=3, num_workers=1, where="dataset.train")
     batches = iter(loader)
+    (worker,) = multiprocessing.active_children()
     # A mask would be that of this thread alone, and another may get the signal.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    (worker,) = multiprocessing.active_children()
     next(batches)
     multiprocessing.connection.wait([worker.sentinel], 60)
     (workers,) = (running for running in RUNNING if running.iterator._workers[0].pid == worker.pid)

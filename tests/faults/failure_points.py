@@ -65,8 +65,8 @@ def _hooks() -> dict[str, Point]:
     late |= {"before_validation", "after_validation", "after_checkpoint_saved"}
     found = {}
     for hook in HOOKS:
-        if hook == "on_stage_error":
-            # It is called after another error, which is the one that counts.
+        if hook in {"on_stage_error", "after_run"}:
+            # It is called after another error, which is the one that counts; or when all is over.
             continue
         first = (rf"plugin 'plugin', hook {hook}",)
         after = 5 if "batch" in hook or "update" in hook or "backward" in hook else 1 if hook in late else 0

@@ -262,8 +262,9 @@ def tried(case: Case, at: Place) -> Iterator[str]:
 def told(case: Case, run: ForkedRun, at: Place) -> Iterator[str]:
     """What does not hold of what a run said, and when."""
     text = run.told()
-    # That lines of log.txt are lost is said beside the error.
-    kept = re.compile(r" INFO |lines are missing in it|^1 fault; nothing was run" if case.code else " INFO ")
+    # That lines of log.txt are lost is said beside the error, and how the run goes on.
+    beside = r" INFO |lines are missing in it|^1 fault; nothing was run|^  pipeline resume /"
+    kept = re.compile(beside if case.code else " INFO ")
     lines = [line for line in text.splitlines() if not kept.search(line)]
     if run.code != case.code:
         yield f"left with {run.code}: {text[-1500:]}"

@@ -114,6 +114,8 @@ def reported(run_dir: Path, runner: str = "train_runner", *, several: bool = Fal
     for file in ("metrics.jsonl", "timing.jsonl"):
         for text in (run_dir / runner / file).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
+            if line["event"] == "stage":
+                continue
             phase = f"{line.pop('phase', '')}." if several else ""
             prefix = {"train": "", "epoch": "epoch_", "validate": "valid_", "evaluate": ""}[line.pop("event")]
             iteration, _, _ = line.pop("iteration"), line.pop("epoch"), line.pop("phase", None)
@@ -122,3 +124,56 @@ def reported(run_dir: Path, runner: str = "train_runner", *, several: bool = Fal
                 if not (prefix == "epoch_" and name.startswith("valid_")) and name != "seconds":
                     numbers.setdefault(f"{phase}{prefix}{name}", []).append((iteration, value))
     return numbers
+
+
+EXPERIMENT = """
+import struct
+import zlib
+
+import torch
+from torch import nn
+
+from pipeline import ExperimentBase
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+class Figure:
+    def savefig(self, file, format):
+        size = struct.pack(">IIBBBBB", 3, 2, 8, 0, 0, 0, 0)
+        pixels = zlib.compress(b"\\0abc" * 2)
+        file.write(b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", size) + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+
+
+class Showing(ExperimentBase):
+    def setup_dataloader(self):
+        self.train_loader = [torch.ones(2, 1)] * 3
+
+    def setup_model(self):
+        self.model = nn.Linear(1, 1)
+
+    def train_batch(self):
+        self.read_batch()
+
+    def valid(self):
+        self.visualizer.add_scalar("norm", self.iteration, self.iteration)
+        self.visualizer.add_figure("valid/picture", Figure(), self.iteration)
+        self.visualizer.add_audio("valid/tone", [0.0, 0.5, -1.0], self.iteration, sample_rate=8000)
+"""
+"""It shows a picture of 3 x 2 pixels and a sound of 3 samples in each validation."""
+
+
+@pytest.fixture
+def showing(tmp_path: Path) -> Callable[[str], Path]:
+    """The path of a config with a tracker, whose experiment is validated at iterations 2 and 4."""
+
+    def write(tracker: str) -> Path:
+        (tmp_path / "showing.py").write_text(EXPERIMENT, encoding="utf-8")
+        keys = "class: train, device: cpu, max_steps: 4, valid_interval: 2, save_interval: 2"
+        runner = f'{{name: train_runner, {keys}, runner_class_path: "{{workspace}}/showing.py:Showing"}}'
+        (tmp_path / "showing.yaml").write_text(f"runner: [{runner}]\nplugins: [{tracker}]\n", encoding="utf-8")
+        return tmp_path / "showing.yaml"
+
+    return write

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pipeline_plugins.checkpoint import listing
+from pipeline_plugins.shared import checkpoint_listing as listing
 from torch import nn
 
 from pipeline.checkpoint import layout

@@ -282,7 +282,7 @@ flowchart TD
     r0_network["<b>network</b><br>default<br>from the trainer: config, runner_name, device, runner, is_infer, hyper_parameters, hooks"]:::default
     r0_startup["<b>startup</b><br>custom startup.py:10<br>from the trainer: runner, is_infer, config, run_dir, checkpoints, train_state, world"]:::custom
     r0_runner["<b>runner</b><br>default<br>from the trainer: is_infer, train_state<br>to plugins: current_epoch"]:::default
-    r0_terminal["<b>terminal</b><br>default<br>from the trainer: run_dir, runner_name, train_state, checkpointer, is_infer, world, is_exit"]:::default
+    r0_terminal["<b>terminal</b><br>default<br>from the trainer: run_dir, runner_name, train_state, checkpointer, is_infer, world"]:::default
     r0_network -->|"model"| r0_startup
     r0_network -->|"dataset, model"| r0_runner
     r0_runner -.->|"metrics, best"| r0_terminal

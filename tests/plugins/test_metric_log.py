@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import re
+import resource
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import Result
 from pipeline_plugins.metric_log import MetricLog
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.context import STAGES
 from pipeline.errors import StageError, StorageError
 
 
@@ -65,8 +70,60 @@ def test_what_depends_on_the_clock_is_in_another_file(linear: Path) -> None:
         "event", "epoch", "iteration", "phase", "loss", "learning_rate", "valid_loss",
     }  # fmt: skip
     timings = lines(context, "timing.jsonl")
-    assert [line["event"] for line in timings] == ["train", "train", "epoch"] * 2
+    epochs = ["train", "train", "epoch"] * 2
+    assert [line["event"] for line in timings] == ["stage"] * 3 + epochs + ["stage"] * 2
     assert all(line.get("samples_per_second", 0) > 0 or line["seconds"] > 0 for line in timings)
+
+
+def test_each_stage_has_a_line_with_its_seconds_and_the_memory_of_the_process(linear: Path) -> None:
+    began = time.perf_counter()
+    context = GeneralTrainer(linear).run()
+    whole, most = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    stages = [line for line in lines(context, "timing.jsonl") if line["event"] == "stage"]
+    assert [line["stage"] for line in stages] == [*STAGES]
+    assert 0 < sum(line["seconds"] for line in stages) < whole
+    memory = [line["peak_memory"] for line in stages]
+    assert memory == sorted(memory)
+    assert most / 2 < memory[0] <= memory[-1] <= most
+    assert not any("completed" in line for line in stages)
+
+
+def test_a_stage_that_fails_has_its_line_and_a_resumed_run_those_of_both_parts(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", 10)
+    (linear.parent / "kill.py").write_text(f"from {__name__} import Kill as Plugin\n", encoding="utf-8")
+    plugins = ['plugins=["{workspace}/kill.py"]', "runner.train_runner.save_interval=4"]
+    with pytest.raises(KilledError):
+        GeneralTrainer(linear, plugins).run()
+    file = Path("runs/workspace/latest/train_runner/timing.jsonl")
+    stages = [line for line in map(json.loads, file.read_text().splitlines()) if line["event"] == "stage"]
+    assert [(line["stage"], line.get("completed", True)) for line in stages][2:] == [
+        ("startup", True),
+        ("runner", False),
+    ]
+    monkeypatch.setattr(Kill, "at", None)
+    context = GeneralTrainer(linear, plugins, resume="auto").run()
+    stages = [line for line in lines(context, "timing.jsonl") if line["event"] == "stage"]
+    first, last = [*STAGES][:3], [*STAGES]
+    # That of the runner stage which was killed came after the checkpoint.
+    assert [line["stage"] for line in stages] == [*first, *last]
+
+
+def test_what_another_has_appended_to_the_times_is_not_written_over(linear: Path) -> None:
+    append = """
+        from pipeline import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def before_epoch(self, context):
+                with (context["run_dir"] / "train_runner" / "timing.jsonl").open("a") as file:
+                    file.write('{"event": "mine"}\\n')
+    """
+    (linear.parent / "append.py").write_text(textwrap.dedent(append), encoding="utf-8")
+    found = lines(GeneralTrainer(linear, ['plugins=["{workspace}/append.py"]']).run(), "timing.jsonl")
+    epoch = ["mine", "train", "train", "epoch"]
+    assert [line["event"] for line in found] == ["stage"] * 3 + epoch * 2 + ["stage"] * 2
 
 
 def test_each_interval_has_the_rate_and_the_norm_before_clipping_of_its_last_update(linear: Path) -> None:
@@ -297,3 +354,72 @@ def test_what_is_no_number_is_told_with_its_name(linear: Path, hook: str) -> Non
         StageError, match=r"\['mine'\] is a Tensor of shape \(2,\), which is no number; put a number there"
     ):
         GeneralTrainer(config).run()
+
+
+def validations(log: list[str]) -> list[str]:
+    """The lines of validations, up to the name of the first number, and those of epochs with all names."""
+    lines = [line.split(maxsplit=1)[1] for line in log if re.match(r"INFO (iteration|epoch) \d+  ?\w+", line)]
+    texts = [re.sub(r" -?\d+\.\d{4}|in \d+\.\d s  ", "", line).strip() for line in lines if "  batch " not in line]
+    return [re.sub(r"  +", " ", text) for text in texts]
+
+
+ASKING = """
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def after_batch(self, context):
+            if context["train_state"]["iteration"] == 4:
+                context.request("validation")
+"""
+LOOP = """
+    from pipeline import stages
+
+    class Runner(stages.Runner):
+        def run(self, context):
+            for batch in context.batches("line", count=5):
+                context["model"]["line"].brain.fit_batch(batch)
+            context.validate()
+"""
+
+
+def test_the_line_of_an_epoch_is_that_of_the_validation_at_its_end(linear: Path, log_lines: list[str]) -> None:
+    GeneralTrainer(linear).run()
+    assert validations(log_lines) == [f"epoch {epoch} done line loss valid_loss" for epoch in (0, 1)]
+
+
+def test_a_validation_in_the_middle_of_an_epoch_has_its_line_whoever_asks_for_it(
+    linear: Path, log_lines: list[str]
+) -> None:
+    (linear.parent / "mine.py").write_text(textwrap.dedent(ASKING), encoding="utf-8")
+    GeneralTrainer(linear, ['plugins=["{workspace}/mine.py"]', "runner.train_runner.epochs=1"]).run()
+    assert validations(log_lines) == ["iteration 4 line valid_loss", "epoch 0 done line loss valid_loss"]
+    assert len({*re.findall(r"valid_loss (\S+)", "".join(log_lines))}) == 2
+
+
+def test_a_validation_with_the_last_batch_of_an_epoch_is_told_once(linear: Path, log_lines: list[str]) -> None:
+    GeneralTrainer(linear, ["runner.train_runner.valid_interval=3", "runner.train_runner.epochs=1"]).run()
+    within = [f"iteration {iteration} line valid_loss" for iteration in (3, 6)]
+    assert validations(log_lines) == [*within, "epoch 0 done line loss"]
+
+
+def test_a_validation_in_a_loop_of_ones_own_has_its_line(linear: Path, log_lines: list[str]) -> None:
+    (linear.parent / "mine.py").write_text(textwrap.dedent(LOOP), encoding="utf-8")
+    GeneralTrainer(linear, ['runner.train_runner.runner_class_path="{workspace}/mine.py"']).run()
+    assert validations(log_lines) == ["iteration 5 line valid_loss"]
+
+
+def test_of_several_phases_each_validation_has_its_line_at_once(linear: Path, log_lines: list[str]) -> None:
+    config = yaml.safe_load(linear.read_text(encoding="utf-8"))
+    config |= {"workspace": str(linear.parent)}
+    config["phase"] = [{**config["phase"][0], "name": name} for name in ("line", "other")]
+    config["runner"][0]["epochs"] = 1
+    GeneralTrainer(config).run()
+    own = ["iteration 6 line valid_loss", "iteration 12 other valid_loss"]
+    assert validations(log_lines) == [*own, "epoch 0 done line loss", "epoch 0 done other loss"]
+
+
+def test_each_validation_of_an_experiment_has_its_line(pipeline: Callable[..., Result], log_lines: list[str]) -> None:
+    pipeline("new", "mine", "--kind", "experiment")
+    GeneralTrainer("mine/config.yaml", ["runner.train_runner.epochs=1"]).run()
+    assert validations(log_lines) == ["iteration 10 experiment valid_loss", "epoch 0 done experiment loss"]

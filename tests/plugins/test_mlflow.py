@@ -142,3 +142,18 @@ def test_a_run_that_is_killed_has_each_number_once(
 def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, pipeline: Callable[..., Result]) -> None:
     result = pipeline("resume-test", tracked("mlflow"), "--at", "8")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.slow
+def test_what_an_experiment_shows_is_an_artifact(
+    showing: Tracked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    run_dir = GeneralTrainer(showing("mlflow")).run()["run_dir"]
+    client = mlflow.MlflowClient(f"sqlite:///{run_dir.parents[1] / 'mlflow.db'}")
+    run = only_run(client, "showing")
+    names = [artifact.path for artifact in client.list_artifacts(run.info.run_id, "visuals/valid")]
+    assert names == [f"visuals/valid/{name}-{step:012}.{kind}" for name, kind in (("picture", "png"), ("tone", "wav")) for step in (2, 4)]  # fmt: skip
+    copied = Path(client.download_artifacts(run.info.run_id, names[0], str(tmp_path)))
+    assert copied.read_bytes() == (run_dir / "train_runner" / names[0]).read_bytes()
+    assert run.info.artifact_uri.startswith(str(run_dir.parents[1] / "mlartifacts"))

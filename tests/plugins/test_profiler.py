@@ -179,3 +179,14 @@ def test_resume_test_leaves_its_files_out(pipeline: Call, linear: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "profiler/" in done.stdout
     assert done.stdout.endswith("\nequal, bit for bit\n")
+
+
+def test_keys_of_a_runner_turn_it_on_for_its_first_iterations() -> None:
+    chosen = config({}, profile_training=True, profile_warmup=1, profile_steps=2)
+    chosen["plugins"] = [{"progress_bar": False}]
+    chosen["runner"].append({"name": "second", "class": "train", "device": "cpu", "epochs": 1})
+    context = GeneralTrainer(chosen).run()
+    assert spans(context) == ["2-3"]
+    assert not (context["run_dir"] / "second" / "profiler").exists()
+    chosen["runner"][0] |= {"profile_training": False, "profile_warmup": 5, "profile_steps": 5}
+    assert spans(GeneralTrainer(chosen).run()) == []

@@ -99,11 +99,39 @@ def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itse
 ) -> None:
     output = run_in_terminal(zygote, with_plugin(linear, TALKING))
     assert re.search(r"epoch 1 .*━.*6/6.*line loss \d", output)
-    lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|results|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)]
+    lines = [
+        re.sub(r"^\d\d:\d\d:\d\d | (in|saved|pipeline|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)
+    ]
     talk = [[f"printed {number}", f"WARNING logged {number}"] for number in range(1, 13)]
     first, second = (list(chain.from_iterable(each)) for each in (talk[:6], talk[6:]))
-    ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner done;", "INFO    train_runner took"]
-    assert lines[lines.index("printed 1") :] == [*first, ends[0], *second, *ends[1:], ""]
+    ends = ["epoch 0 done", "epoch 1 done", "train_runner took", "train_runner done;", "to look at the run:"]
+    first_end, *last_ends = (f"INFO    {end}" for end in ends)
+    assert lines[lines.index("printed 1") :] == [*first, first_end, *second, *last_ends, ""]
+
+
+def test_a_line_wider_than_the_terminal_is_not_cut_and_one_without_an_end_comes_with_its_end(
+    zygote: Zygote, linear: Path
+) -> None:
+    printing = """
+        import sys
+        from pipeline import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def after_batch(self, context):
+                print("[bold]" + 50 * "wide " + "end", flush=True)
+                print("half", end="", flush=True)
+                sys.stderr.writelines(["no ", "line "])
+                print(" and the other")
+                if context["train_state"]["iteration"] == 12:
+                    print("the last has no end", end="")
+    """
+    lines = [line.rstrip() for line in screen(run_in_terminal(zygote, with_plugin(linear, printing)))]
+    assert [line for line in lines if "bold" in line] == 12 * ["[bold]" + 50 * "wide " + "end"]
+    assert [line for line in lines if "half" in line] == 12 * ["half and the other"]
+    assert len([line for line in lines if "the last has no end" in line]) == 1
+    # As without a bar, the line of an epoch, of six batches, follows on what was begun in that stream.
+    assert len([line for line in lines if line.startswith(6 * "no line ")]) == 2
 
 
 def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(zygote: Zygote, linear: Path) -> None:
@@ -345,3 +373,15 @@ def test_a_notebook_that_has_ipywidgets_shows_the_bar(monkeypatch: pytest.Monkey
     (tmp_path / "ipywidgets.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert ProgressBar().live
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_runner_without_a_progress_bar_shows_neither_bar_nor_lines(
+    linear: Path, log_lines: list[str], live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    overrides = ["runner.train_runner.noprogressbar=true", f"plugins=[{{progress_bar: {{live: {str(live).lower()}}}}}]"]
+    GeneralTrainer(linear, overrides).run()
+    assert [line for line in log_lines if "  batch " in line] == []
+    assert "━" not in terminal.getvalue()

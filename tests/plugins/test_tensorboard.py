@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import AUDIO, IMAGES, SCALARS, EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline import GeneralTrainer
@@ -99,3 +99,20 @@ def test_numbers_after_the_checkpoint_that_a_run_goes_back_to_are_replaced(track
 def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, pipeline: Callable[..., Result]) -> None:
     result = pipeline("resume-test", tracked("tensorboard"), "--at", "8")
     assert result.exit_code == 0, result.output
+
+
+def test_what_an_experiment_shows_is_there_once_at_its_iteration(showing: Tracked) -> None:
+    config = showing("tensorboard")
+    run_dir = GeneralTrainer(config).run()["run_dir"]
+    folder = run_dir / "train_runner"
+    back = folder / "checkpoints" / "step-000000000002"
+    GeneralTrainer(config, ["runner.train_runner.max_steps=6"], resume=back).run()
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={IMAGES: 0, AUDIO: 0}).Reload()
+    files = {kind: sorted((folder / "visuals" / "valid").glob(f"*.{kind}")) for kind in ("png", "wav")}
+    images, sounds = found.Images("valid/picture"), found.Audio("valid/tone")
+    assert [(image.step, image.width, image.height) for image in images] == [(2, 3, 2), (4, 3, 2), (6, 3, 2)]
+    assert [image.encoded_image_string for image in images] == [path.read_bytes() for path in files["png"]]
+    assert [(sound.step, sound.sample_rate, sound.length_frames) for sound in sounds] == [
+        (2, 8000, 3), (4, 8000, 3), (6, 8000, 3),
+    ]  # fmt: skip
+    assert [sound.encoded_audio_string for sound in sounds] == [path.read_bytes() for path in files["wav"]]

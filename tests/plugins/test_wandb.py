@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -107,3 +108,16 @@ def test_a_run_that_is_killed_has_each_number_once(tracked: Tracked, killed: Cal
 def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, pipeline: Callable[..., Result]) -> None:
     result = pipeline("resume-test", tracked("wandb"), "--at", "8")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.slow
+def test_what_an_experiment_shows_is_there_once_at_its_iteration(showing: Tracked) -> None:
+    config = showing("wandb")
+    run_dir = GeneralTrainer(config).run()["run_dir"]
+    folder = run_dir / "train_runner"
+    back = folder / "checkpoints" / "step-000000000002"
+    GeneralTrainer(config, ["runner.train_runner.max_steps=6"], resume=back).run()
+    found = history(folder)
+    for tag, kind in (("valid/picture", "png"), ("valid/tone", "wav")):
+        own = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob(f"visuals/{tag}-*.{kind}"))]
+        assert found[f"{tag}.sha256"] == list(zip((2, 4, 6), own, strict=True))

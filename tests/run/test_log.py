@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import io
 import logging
+import os
+import re
 import resource
 import signal
+import struct
 import sys
+import termios
 import threading
 import warnings
 from collections.abc import Iterator
@@ -49,6 +54,41 @@ def test_stderr_gets_the_lines_from_its_level_up_and_the_file_gets_all(
         logger.warning("warn")
     assert [line.split()[-1] for line in stderr.getvalue().splitlines()] == seen
     assert [line.split()[-1] for line in Path("log.txt").read_text().splitlines()] == ["detail", "inform", "warn"]
+
+
+def shown(columns: int, level: str, message: str) -> str:
+    """What a terminal of so many columns is sent for a line of the log, without colours."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(theirs, "w", buffering=1) as stderr, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        log.to_stderr("INFO")
+        logger.log(level, message)
+        sent = os.read(ours, 65536).decode()
+    os.close(ours)
+    return re.sub(r"\x1b\[[\d;]*m", "", sent).replace("\r\n", "\n")
+
+
+INDENT = 17 * " "
+
+
+@pytest.mark.usefixtures("_stderr_as_before")
+def test_a_narrow_terminal_has_breaks_between_words_and_keeps_a_number_beside_its_name() -> None:
+    line = shown(50, "INFO", "epoch 0 done  loss 0.5911  valid_loss 0.4975  gradient 12  of 3")
+    assert line[17:] == f"epoch 0 done  loss 0.5911\n{INDENT}valid_loss 0.4975  gradient 12\n{INDENT}of 3\n"
+
+
+@pytest.mark.usefixtures("_stderr_as_before")
+def test_a_command_on_a_line_of_its_own_and_a_word_that_is_too_long_are_not_broken() -> None:
+    path = "/".join(20 * ["folder"])
+    line = shown(60, "WARNING", f"go on in {path} by\n  pipeline resume {path}")
+    assert line[9:] == f"WARNING go on in\n{INDENT}{path}\n{INDENT}by\n  pipeline resume {path}\n"
+
+
+@pytest.mark.usefixtures("_stderr_as_before")
+@pytest.mark.parametrize("columns", [20, 200])
+def test_a_wide_terminal_and_one_too_narrow_for_any_word_get_lines_as_they_are(columns: int) -> None:
+    assert shown(columns, "INFO", "one two three four five six seven")[17:] == "one two three four five six seven\n"
 
 
 @pytest.mark.usefixtures("_stderr_as_before")

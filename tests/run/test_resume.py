@@ -292,6 +292,27 @@ def test_a_path_that_is_no_run_directory_is_refused(kind: str, linear: Path) -> 
         GeneralTrainer(linear, resume=path).run()
 
 
+@pytest.mark.parametrize("left", [(), ("lock", "log.txt", ".command.txt.tmp")])
+def test_in_a_folder_in_which_no_run_has_begun_a_new_one_begins(
+    left: tuple[str, ...], linear: Path, log_lines: list[str]
+) -> None:
+    straight = GeneralTrainer(linear).run()["run_dir"]
+    place = Path("place")
+    place.mkdir()
+    for name in left:
+        (place / name).touch()
+    del log_lines[:]
+    run_dir = GeneralTrainer(linear, resume=place).run()["run_dir"]
+    assert run_dir == place.resolve()
+    assert lines(run_dir) == lines(straight)
+    assert latest() == straight
+    assert f"run directory {run_dir}" in "".join(log_lines)
+    assert not [line for line in log_lines if "WARNING" in line]
+    # A second time there is one to go on with, and nothing to do.
+    assert not GeneralTrainer(linear, resume=place).run()
+    assert lines(run_dir) == lines(straight)
+
+
 def test_a_path_is_split_without_following_the_folder_of_the_checkpoints() -> None:
     elsewhere = Path("elsewhere")
     (elsewhere / "step-000000000001").mkdir(parents=True)

@@ -65,6 +65,24 @@ def test_the_runs_of_a_folder_are_listed_from_the_newest_without_links(linear: P
         assert [found.path.name for found in pipeline.list_runs(folder)] == expected
 
 
+def test_the_trials_of_a_sweep_are_listed_and_its_folder_is_no_run(linear: Path) -> None:
+    straight = GeneralTrainer(linear).run()["run_dir"]
+    sweep = Path("runs/workspace/sweeps/20260101-000000-abcdef")
+    for name in ("trial-000", "trial-001"):
+        (sweep / name).mkdir(parents=True)
+    run_dir = GeneralTrainer(linear, resume=sweep / "trial-000").run()["run_dir"]
+    time = json.loads((run_dir / "environment.json").read_text())["time"]
+    for folder in (".", "runs", "runs/workspace"):
+        found = {run.path.name: run for run in pipeline.list_runs(folder)}
+        assert set(found) == {straight.name, "trial-000"}
+        when = found["trial-000"].when
+        assert f"{when[:4]}-{when[4:6]}-{when[6:8]}T{when[9:11]}:{when[11:13]}:{when[13:]}+00:00" == time
+    for folder in ("runs/workspace/sweeps", str(sweep), str(sweep / "trial-000")):
+        assert [run.path.name for run in pipeline.list_runs(folder)] == ["trial-000"]
+    # Neither is it found where a run is looked for to go on with.
+    assert GeneralTrainer(linear, ["runner.train_runner.epochs=3"], resume="auto").run()["run_dir"] == straight
+
+
 def test_a_folder_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ConfigError, match="runs: is no folder; name one with runs in it"):
         pipeline.list_runs()

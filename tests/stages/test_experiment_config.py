@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import struct
+import sys
+import wave
 from argparse import Namespace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -12,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from pipeline import Context
 from pipeline.config.load import ConfigBuilder
 from pipeline.config.schema import Interval
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.hookspecs import hookimpl
 from pipeline.stages import experiment_config
 from pipeline.stages.experiment_config import JsonLines, MissingSettingError, PluginNumbers, Settings
@@ -71,8 +75,57 @@ def test_what_is_set_is_seen_and_stands_in_the_mapping() -> None:
 
 
 def test_a_mapping_that_cannot_be_changed_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"config.lr = 1: a mappingproxy cannot be changed; make the config of dicts"):
-        Settings(MappingProxyType({}), "config").lr = 1
+    config = Settings(MappingProxyType({}), "config")
+    with pytest.raises(
+        ConfigError, match=r"config.lr = 1: this mappingproxy cannot be changed; change config.clone\(\)"
+    ):
+        config.lr = 1
+    clone = config.clone()
+    clone.lr = 1
+    assert (clone.lr, "lr" in config) == (1, False)
+
+
+class Node(dict[str, Any]):
+    """Has ``is_frozen``, as a CfgNode of yacs has, which only refuses attributes by itself."""
+
+    frozen = False
+
+    def is_frozen(self) -> bool:
+        return self.frozen
+
+
+def test_a_config_that_its_owner_has_frozen_stays_as_it_is() -> None:
+    node = Node(lr=0.1, training=Node(noise=1))
+    config = Settings(node, "config")
+    config.lr = 0.2
+    node.frozen = node["training"].frozen = True
+    for settings, name in ((config, "config.lr"), (config.training, "config.training.lr")):
+        with pytest.raises(ConfigError, match=rf"{name} = 0.3: this Node cannot be changed; change config.clone\(\)"):
+            settings.lr = 0.3
+    assert node == {"lr": 0.2, "training": {"noise": 1}}
+
+
+def test_what_is_frozen_cannot_be_set_at_any_depth_and_its_clone_can(config: Settings) -> None:
+    training = config.training
+    experiment_config.freeze(config)
+    message = r"comes after config.yaml was written; set it before setup\(\), or change config.clone\(\)"
+    for settings, name in (
+        (config, "config.lr"),
+        (training, "config.training.lr"),
+        (config.training, "config.training.lr"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{name} = 2: {message}"):
+            settings.lr = 2
+    clone = config.clone()
+    clone.lr = clone.training.lr = 2
+    clone.training.steps.append(3)
+    assert (clone.lr, clone.training.lr, clone.training.steps) == (2, 2, [1, 3])
+    assert (config.lr, dict(training)) == (0.1, {"max_iteration": 7, "steps": [1]})
+
+
+def test_a_config_prints_as_yaml(config: Settings) -> None:
+    assert str(config) == "lr: 0.1\ntraining:\n  max_iteration: 7\n  steps:\n  - 1\nvalues: 3"
+    assert yaml.safe_load(f"{config}") == {"lr": 0.1, "training": {"max_iteration": 7, "steps": [1]}, "values": 3}
 
 
 @pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, dict])
@@ -168,6 +221,17 @@ def test_what_the_runner_says_cannot_be_set_in_a_stage(name: str, key: str) -> N
         config.training = {}
 
 
+def test_the_config_of_a_stage_freezes_whole() -> None:
+    config = experiment_config.config_of(Context(hyper_parameters={"lr": 0.1}), {"noise": 0.5})
+    experiment_config.freeze(config)
+    for settings in (config, config.training):
+        with pytest.raises(ConfigError, match=r"lr = 2: comes after config.yaml was written"):
+            settings.lr = 2
+    clone = config.clone()
+    clone.training.max_iteration = 3
+    assert str(clone) == "lr: 0.1\ntraining:\n  noise: 0.5\n  max_iteration: 3"
+
+
 def test_what_else_is_set_in_a_stage_is_seen() -> None:
     made = context({"lr": 0.1, "training": {"noise": 1}})
     config = experiment_config.config_of(made, experiment_config.training_of(made))
@@ -192,10 +256,15 @@ class Heard:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, float]]] = []
+        self.shown: list[Any] = []
 
     @hookimpl
     def on_print_interval(self, phase: str, metrics: dict[str, float]) -> None:
         self.told.append((phase, metrics))
+
+    @hookimpl
+    def on_visual(self, phase: str, tag: str, path: Path, step: int) -> None:
+        self.shown.append((phase, tag, path, step))
 
     @hookimpl
     def after_validation(self, phase: str, metrics: dict[str, float]) -> None:
@@ -212,7 +281,7 @@ def numbers(heard: Heard) -> PluginNumbers:
     """In an epoch, with no iteration done."""
     plugins = plugin_manager()
     plugins.register(heard)
-    made = PluginNumbers(Context(hooks=plugins.hook, train_state={"iteration": 0}))
+    made = PluginNumbers(Context(hooks=plugins.hook, train_state={"iteration": 0}), Path())
     made.begin_epoch()
     return made
 
@@ -278,4 +347,88 @@ def test_a_step_that_is_no_iteration_is_warned_of_once(numbers: PluginNumbers, l
         numbers.add_scalar("rate", 1.0, step)
     assert [line.strip() for line in log_lines] == [
         "WARNING visualizer: 'rate' is given for step 5; the plugins are told iteration 0"
+    ]
+
+
+# Figures and sounds.
+
+
+class Figure:
+    """Writes what it is asked for."""
+
+    def savefig(self, file: Any, **options: str) -> None:
+        file.write(options["format"].encode())
+
+
+def test_a_figure_is_written_by_its_own_savefig() -> None:
+    JsonLines(Path("metrics.jsonl")).add_figure("valid/alignment", Figure(), 12)
+    assert Path("visuals/valid/alignment-000000000012.png").read_bytes() == b"png"
+    assert not Path("metrics.jsonl").exists()
+
+
+def test_a_figure_of_pyplot_is_closed_and_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", SimpleNamespace(Figure=Figure, close=closed.append))
+    figures = [Figure(), SimpleNamespace(savefig=Figure().savefig)]
+    for step, figure in enumerate(figures):
+        JsonLines(Path("metrics.jsonl")).add_figure("plot", figure, step)
+    assert closed == figures[:1]
+
+
+@pytest.mark.parametrize("of", [list, torch.tensor, lambda values: torch.tensor([values], requires_grad=True)])
+def test_a_sound_is_a_wav_of_16_bits_as_visualdl_has_it(of: Any) -> None:
+    JsonLines(Path("metrics.jsonl")).add_audio("tone", of([0.0, 0.5, -0.5, 1.0, -1.0, 2.0]), 3, sample_rate=22050)
+    with wave.open("visuals/tone-000000000003.wav") as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 22050)
+        # int(32767 * x), of what is clipped to -1 .. 1.
+        assert struct.unpack("<6h", file.readframes(9)) == (0, 16383, -16383, 32767, -32767, 32767)
+
+
+def test_the_rate_of_a_sound_is_8000_unless_it_is_said() -> None:
+    JsonLines(Path("metrics.jsonl")).add_audio("tone", [0.0, 0.1], 3)
+    with wave.open("visuals/tone-000000000003.wav") as file:
+        assert file.getframerate() == 8000
+
+
+@pytest.mark.parametrize(
+    ("sound", "what"),
+    [
+        (torch.zeros(2, 3), r"torch.float32 and of the shape \[2, 3\]"),
+        (torch.zeros(3, dtype=torch.int16), r"torch.int16 and of the shape \[3\]"),
+        ([0.0, math.nan], r"torch.float32 and of the shape \[2\]"),
+    ],
+)
+def test_what_is_no_sound_is_refused(sound: Any, what: str) -> None:
+    message = f"visualizer.add_audio: 'tone' is of {what}; give it one channel of finite floats from -1 to 1"
+    with pytest.raises(StageError, match=message):
+        JsonLines(Path("metrics.jsonl")).add_audio("tone", sound, 1)
+    assert not Path("visuals").exists()
+
+
+def test_what_is_no_figure_is_refused() -> None:
+    message = (
+        "visualizer.add_figure: 'plot' is a list, which has no savefig; give it a figure, such as one of matplotlib's"
+    )
+    with pytest.raises(StageError, match=message):
+        JsonLines(Path("metrics.jsonl")).add_figure("plot", [], 1)
+
+
+@pytest.mark.parametrize("tag", ["../plot", "/tmp/plot", "a/../../plot"])
+def test_a_tag_does_not_lead_out_of_the_folder(tag: str) -> None:
+    with pytest.raises(StageError, match=rf"visualizer: '{tag}-0+1.png' is outside of visuals; take / and .. out"):
+        JsonLines(Path("metrics.jsonl")).add_figure(tag, Figure(), 1)
+
+
+def test_storage_that_refuses_a_figure_is_told() -> None:
+    Path("visuals").write_text("")
+    with pytest.raises(StorageError, match=r"visuals.*; free or repair the storage, or set output_dir or args.output"):
+        JsonLines(Path("metrics.jsonl")).add_figure("plot", Figure(), 1)
+
+
+def test_plugins_are_told_of_what_was_written(numbers: PluginNumbers, heard: Heard) -> None:
+    numbers.add_figure("plot", Figure(), 4)
+    numbers.add_audio("tone", [0.0, 0.5], 5)
+    assert heard.shown == [
+        ("experiment", "plot", Path("visuals/plot-000000000004.png"), 4),
+        ("experiment", "tone", Path("visuals/tone-000000000005.wav"), 5),
     ]

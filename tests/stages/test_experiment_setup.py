@@ -93,17 +93,107 @@ def test_by_hand_everything_is_in_the_output_folder() -> None:
     experiment.setup()
     experiment.logger.info("a line")
     experiment.logger.info("%d of %s", 1, "two")
+    experiment.logger.info("%.2f%%", torch.tensor(0.125))
     experiment.logger.warning("{:.0%} left", 0.5)
     experiment.visualizer.add_scalar("loss", 1.0, 1)
     experiment.save()
     experiment.close()
     assert yaml.safe_load(Path("a/b/config.yaml").read_text()) == {"training": {"max_iteration": 2}, "lr": 0.1}
     lines = Path("a/b/worker_0.log").read_text().splitlines()
-    assert [line.rpartition(" - ")[2] for line in lines] == ["a line", "1 of two", "50% left"]
+    assert [line.rpartition(" - ")[2] for line in lines] == ["a line", "1 of two", "0.12%", "50% left"]
     assert all(f"{__name__}:test_by_hand_everything" in line for line in lines)
     made = {str(path.relative_to("a/b")) for path in Path("a/b").glob("*")}
     assert made == {"config.yaml", "worker_0.log", "metrics.jsonl", "checkpoints"}
     assert isinstance(experiment.visualizer, JsonLines)
+
+
+PARAKEETS = (
+    "model", "optimizer", "train_loader", "valid_loader", "iterator", "logger", "visualizer", "output_dir", "checkpoint_dir",
+)  # fmt: skip
+"""The attributes that Parakeet's constructor sets to None."""
+
+
+def test_the_attributes_are_there_before_setup_and_none() -> None:
+    experiment = Line({"training": {}}, args())
+    assert [getattr(experiment, name) for name in PARAKEETS] == [None] * len(PARAKEETS)
+    assert (experiment.iteration, experiment.epoch) == (0, 0)
+
+
+def test_setup_sets_them_and_the_iterator_is_there_from_the_first_epoch_on() -> None:
+    experiment = Line({"training": {}}, args())
+    experiment.setup()
+    assert [name for name in PARAKEETS if getattr(experiment, name) is None] == [
+        "optimizer",
+        "valid_loader",
+        "iterator",
+    ]
+    assert (experiment.checkpoint_dir, Path("out/checkpoints").is_dir()) == (Path("out/checkpoints"), True)
+    experiment.new_epoch()
+    assert [batch.shape for batch in experiment.iterator] == [(2, 3)]
+    assert next(experiment.iterator, None) is None
+    experiment.close()
+
+
+def test_an_iterator_that_is_assigned_while_it_is_set_up_begins_no_epoch() -> None:
+    class Early(Line):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.iterator = iter(self.train_loader)
+
+    states = [GeneralTrainer(config(runner_class_path=cls, max_steps=3)).run()["train_state"] for cls in (Line, Early)]
+    assert states[0] == states[1]
+    assert states[0]["epoch"] == 3
+
+
+def test_checkpoints_go_to_a_checkpoint_dir_of_ones_own() -> None:
+    class Elsewhere(Line):
+        def setup_checkpointer(self) -> None:
+            self.checkpoint_dir = self.output_dir / "kept"
+
+    config = {"training": {"max_iteration": 1, "valid_interval": None, "save_interval": None}}
+    experiment = Elsewhere(config, args())
+    experiment.setup()
+    experiment.run()
+    assert [path.name for path in Path("out/kept").iterdir()] == ["step-000000000001"]
+
+
+def test_the_config_may_be_set_until_it_is_written_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Setting(Line):
+        def setup_output_dir(self) -> None:
+            super().setup_output_dir()
+            self.config.lr = 0.2
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.config.training.noise = 1
+
+    experiment = Setting({"training": {"max_iteration": 2}}, args())
+    message = r"config.training.noise = 1: comes after config.yaml was written; set it before setup\(\), or change config.clone"
+    with pytest.raises(ConfigError, match=message):
+        experiment.setup()
+    experiment.close()
+    assert yaml.safe_load(Path("out/config.yaml").read_text()) == {"training": {"max_iteration": 2}, "lr": 0.2}
+    with pytest.raises(ConfigError, match=r"hyper_parameters.training.noise = 1: comes after config.yaml was written"):
+        GeneralTrainer(config(runner_class_path=Setting)).run()
+
+
+class Figure:
+    """Writes one line."""
+
+    def savefig(self, file: Any, **options: str) -> None:
+        file.write(b"a figure")
+
+
+def test_as_a_stage_figures_and_sounds_are_in_the_folder_of_the_runner() -> None:
+    class Showing(Line):
+        def valid(self) -> None:
+            self.visualizer.add_figure("valid/plot", Figure(), self.iteration)
+            self.visualizer.add_audio("tone", torch.zeros(4), self.iteration)
+
+    run_dir = GeneralTrainer(config(runner_class_path=Showing, valid_interval=2)).run()["run_dir"]
+    folder = run_dir / "train" / "visuals"
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.*"))]
+    assert names == ["tone-000000000002.wav", "valid/plot-000000000002.png"]
 
 
 def test_by_hand_the_model_stands_in_a_context_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -163,6 +164,47 @@ def test_uncaught_exceptions_are_left_to_python(tmp_path: Path) -> None:
     before = sys.excepthook
     create_experiment_directory(tmp_path)
     assert sys.excepthook is before
+
+
+CRASHING = """
+import sys
+from pipeline import create_experiment_directory
+try:
+    1 / 0
+except ZeroDivisionError:
+    pass
+create_experiment_directory({folder!r}, save_env_desc=False)
+def train():
+    {statement}
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "ended_by"),
+    [
+        (
+            'raise ValueError("the data are wrong")',
+            ["    train()", "    raise ValueError(…)", "ValueError: the data are wrong"],
+        ),
+        ("raise KeyboardInterrupt", ["    train()", "    raise KeyboardInterrupt", "KeyboardInterrupt"]),
+        ("sys.exit(3)", []),
+        ("pass", []),
+    ],
+)
+def test_the_traceback_of_what_ends_the_process_is_in_the_log_and_on_stderr(
+    tmp_path: Path, statement: str, ended_by: list[str]
+) -> None:
+    folder, file = tmp_path / "results", tmp_path / "train.py"
+    file.write_text(CRASHING.format(folder=str(folder), statement=statement), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(file)], stderr=subprocess.PIPE, text=True, check=False)
+    lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()[1:]
+    kept = [line.replace('ValueError("the data are wrong")', "ValueError(…)") for line in lines if "File" not in line]
+    kept = [line for line in kept if set(line) - set(" ^")]
+    assert kept == (
+        ["the process was ended by this error:", "Traceback (most recent call last):", *ended_by] if ended_by else []
+    )
+    assert done.stderr.count("Traceback") == bool(ended_by)
 
 
 @pytest.mark.parametrize(

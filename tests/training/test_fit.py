@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -577,3 +578,86 @@ def test_a_test_without_a_loss_gives_nan() -> None:
 
     brain = WithoutLoss({"net": nn.Linear(1, 1)})
     assert math.isnan(brain.evaluate([(torch.ones(2, 1), torch.ones(2, 1))], progressbar=False))
+
+
+SPEECHBRAIN = {
+    "dataset": """
+class DynamicItemDataset:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"x": float(index)}
+class Sorted(DynamicItemDataset):
+    pass
+""",
+    "batch": """
+import torch
+class PaddedBatch:
+    def __init__(self, samples):
+        self.x = torch.tensor([[sample["x"]] for sample in samples])
+    def to(self, device):
+        return self
+""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["DynamicItemDataset", "Sorted"])
+def test_a_dataset_of_speechbrain_gives_its_padded_batches_unless_told_otherwise(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What stands for that library, which is not installed here.
+    folder = tmp_path / "speechbrain" / "dataio"
+    folder.mkdir(parents=True)
+    for module, text in SPEECHBRAIN.items():
+        (folder / f"{module}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "speechbrain"]:
+        monkeypatch.delitem(sys.modules, module)
+    data: Any = getattr(importlib.import_module("speechbrain.dataio.dataset"), name)()
+
+    class Padded(Line):
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            return self.modules.net(batch.x)
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+            self.events.append(batch.x.flatten().tolist())
+            return predictions.mean()
+
+    brain = Padded(features=1)
+    brain.fit(range(1), data, train_loader_kwargs={"batch_size": 2, "ckpt_prefix": None})
+    assert brain.events == [[0.0, 1.0], [2.0, 3.0]]
+    assert brain._train_state["samples"] == 4
+    own = brain.make_dataloader(data, Stage.TEST, "loader-", collate_fn=len, batch_size=3)
+    assert list(own) == [3, 1]
+    for module in [module for module in sys.modules if module.partition(".")[0] == "speechbrain"]:
+        monkeypatch.delitem(sys.modules, module)
+
+
+def test_a_loader_that_was_made_for_the_fit_goes_on_in_the_middle_as_one_of_the_fit(
+    tmp_path: Path, make_table: Table
+) -> None:
+    data, keywords = make_table(12), {"batch_size": 4, "shuffle": True}
+    ended = []
+    for made, folder in ((False, "a"), (True, "b")):
+        for limit in (4, 6):
+            options = {"optimizer_step_limit": limit, "ckpt_interval_steps": 1}
+            brain = Line(checkpointer=Checkpointer(tmp_path / folder), run_opts=options)
+            if made:
+                brain.fit(range(2), brain.make_dataloader(data, Stage.TRAIN, ckpt_prefix="loader-", **keywords))
+            else:
+                brain.fit(range(2), data, train_loader_kwargs=keywords)
+        ended.append(brain.modules.net.weight.tolist())
+    assert ended[0] == ended[1]
+
+
+def test_the_profiler_looks_at_the_first_batches_of_a_fit(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    options = {"profile_training": True, "profile_warmup": 2, "profile_steps": 3}
+    brain = PlainLine(hparams={"output_folder": folder}, run_opts=options)
+    brain.fit(range(2), [torch.ones(1)] * 4)
+    assert sorted(path.name for path in (folder / "profiler").iterdir()) == ["operators_3-5.txt", "trace_3-5.json"]
+    assert brain._train_state["iteration"] == 8
+    with pytest.raises(
+        ConfigError, match="profile_training writes into the hyperparameter output_folder; there is none"
+    ):
+        PlainLine(run_opts=options).fit(range(1), [torch.ones(1)])

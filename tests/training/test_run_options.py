@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from pipeline import RunOptions
+from pipeline import RunOptions, parse_arguments
 from pipeline.errors import ConfigError
 from pipeline.training.run_options import NOT_TAKEN, check_options, values_of
 
@@ -22,7 +23,7 @@ DEFAULTS = {
     "eval_precision": "fp32", "auto_mix_prec": False, "bfloat16_mix_prec": False, "max_grad_norm": 5.0,
     "skip_nonfinite_grads": False, "nonfinite_patience": 3, "noprogressbar": False, "ckpt_interval_minutes": 0,
     "ckpt_interval_steps": 0, "grad_accumulation_factor": 1, "optimizer_step_limit": None,
-    "remove_vector_weight_decay": False,
+    "remove_vector_weight_decay": False, "profile_training": False, "profile_warmup": 5, "profile_steps": 5,
 }  # fmt: skip
 
 
@@ -38,6 +39,43 @@ def test_what_was_given_is_known() -> None:
     options = RunOptions(debug=True, precision="fp32")
     assert options.model_fields_set == {"debug", "precision"}
     assert RunOptions().model_fields_set == set()
+
+
+def test_options_are_a_mapping_of_all_of_them_and_know_which_were_given() -> None:
+    options = RunOptions(debug=True, auto_mix_prec=False)
+    assert isinstance(options, Mapping)
+    assert (options["debug"], options["debug_batches"], options.get("seed", 7)) == (True, 2, 7)
+    assert ("max_grad_norm" in options, "seed" in options, len(options)) == (True, False, len(DEFAULTS))
+    assert options.as_dict() == dict(options) == {**options} == {**DEFAULTS, "debug": True}
+    assert [*options] == [*options.keys()] == [*DEFAULTS]
+    assert options.overridden_args == {"debug", "precision"}
+    with pytest.raises(KeyError, match="seed"):
+        options["seed"]
+
+
+def test_options_of_a_dictionary_are_those_given_and_the_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = RunOptions.from_dictionary({"debug": True})
+    assert (options["device"], options.device, options.overridden_args) == ("cpu", "cpu", {"debug"})
+    assert RunOptions.from_dictionary({"device": "cuda:7"})["device"] == "cuda:7"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    options = RunOptions.from_dictionary({})
+    assert options["device"] == "cuda:3"
+    # It was not given: that of the hyperparameters goes over it.
+    assert RunOptions.resolve({"device": "cpu"}, options).device == "cpu"
+
+
+def test_options_of_a_command_line_are_what_parse_arguments_returns() -> None:
+    words = ["h.yaml", "--debug", "--device=cpu", "--seed", "3"]
+    file, options, overrides = RunOptions.from_command_line_args(words)
+    assert (
+        (file, options, overrides)
+        == parse_arguments(words)
+        == ("h.yaml", RunOptions(debug=True, device="cpu"), "seed: 3")
+    )
+    assert options.overridden_args == {"debug", "device"}
 
 
 def test_options_cannot_be_changed() -> None:

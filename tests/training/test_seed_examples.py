@@ -220,9 +220,12 @@ def test_a_make_dataloader_of_its_own_makes_the_batches_of_every_pass() -> None:
 
 
 OF_SPEECHBRAIN = {
-    "checkpointer", "compute_forward", "compute_objectives", "evaluate", "evaluate_batch", "fit", "fit_batch", "hparams",
-    "init_optimizers", "make_dataloader", "modules", "on_evaluate_start", "on_fit_batch_end", "on_fit_batch_start", "on_fit_start",
-    "on_stage_end", "on_stage_start", "opt_class", "optimizer", "optimizers_dict", "step",
+    "avg_train_loss", "check_gradients", "check_loss_isfinite", "checkpointer", "compute_forward", "compute_objectives", "device_type",
+    "evaluate", "evaluate_batch", "evaluation_ctx", "fit", "fit_batch", "freeze_optimizers", "hparams", "init_optimizers",
+    "make_dataloader", "modules", "no_sync", "nonfinite_count", "on_evaluate_start", "on_fit_batch_end", "on_fit_batch_start",
+    "on_fit_start", "on_stage_end", "on_stage_start", "opt_class", "optimizer", "optimizer_step", "optimizers_dict",
+    "optimizers_step", "print_trainable_parameters", "raw_modules", "scaler", "step", "train_sampler", "training_ctx",
+    "update_average", "zero_grad",
 }  # fmt: skip
 """What its Brain has, beside the options of a run."""
 OURS = {"bind", "count_samples", "log", "readable", "target"}

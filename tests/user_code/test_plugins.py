@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -78,9 +79,11 @@ def line_of_plugins(config: Path) -> int:
 
 
 def logged_error() -> list[str]:
-    """The lines of ``log.txt`` from the first error on: the headline, ``Traceback …``, the frames."""
-    lines = Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()
-    return lines[next(number for number, line in enumerate(lines) if " ERROR " in line) :]
+    """The lines of the first error in ``log.txt``: the headline, ``Traceback …``, the frames."""
+    text = Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8")
+    return next(
+        entry for entry in re.split(r"^(?=\d{4}-\d\d-\d\d )", text, flags=re.MULTILINE) if " ERROR " in entry
+    ).splitlines()
 
 
 # Which plugins
@@ -119,8 +122,15 @@ def test_pipeline_itself_imports_no_plugin(plugged: Plugged) -> None:
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(config)]
     imported = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    # What a run says at its beginning, its checks and what saves weights for inference come from entry points too.
-    offered = {"run_summary", "hyper_parameter_check", "swap_report", "paddlerec.leftovers", "weight_exporter"}
+    # What a run says at its beginning and its end, its checks and what saves weights for inference come from entry points too.
+    offered = {
+        "run_summary",
+        "run_ending",
+        "hyper_parameter_check",
+        "swap_report",
+        "paddlerec.leftovers",
+        "weight_exporter",
+    }
     packages = {"pipeline_plugins", "pipeline_plugins.paddlerec"}
     assert {*imported} == packages | {f"pipeline_plugins.{name}" for name in offered}
 
@@ -310,7 +320,7 @@ def test_what_a_plugin_of_ours_requires_comes_with_an_extra_of_its_name() -> Non
         point.name: getattr(point.load(), "requires", ()) for point in points if "pipeline_plugins" in point.value
     }
     assert {name: extra_of(package) for name, packages in required.items() for package in packages} == {
-        name: name for name in ("mlflow", "tensorboard", "wandb")
+        name: name for name in ("mlflow", "report", "tensorboard", "wandb")
     }
 
 

@@ -25,9 +25,8 @@ class Model(Brain):
     def compute_objectives(self, predictions, batch, stage):
         return torch.nn.functional.mse_loss(predictions, batch[1])
 """
-FREEZE = "    def freeze_optimizers(self, optimizers): return optimizers\n"
-STEP = "    def optimizers_step(self): self.freeze_optimizers(self.optimizers_dict)\n"
-OWN_STEP = "    def fit_batch(self, batch):\n        self.optimizers_step()\n"
+VALID = "    def _fit_valid(self, valid_set, epoch, enable): ...\n"
+TRAIN = "    def _fit_train(self, train_set, epoch, enable): self._fit_valid(train_set, epoch, enable)\n"
 UPDATER = "class Updater(UpdaterBase):\n    def __init__(self, brain):\n        self.brain = brain\n"
 TRAINER = "from pipeline import GeneralTrainer\nclass Trainer(GeneralTrainer):\n"
 
@@ -41,37 +40,56 @@ def messages(config: Path, text: str, override: str = "") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["freeze_optimizers", "zero_grad", "optimizers_step", "check_gradients", "check_loss_isfinite", "update_average", "init_optimizers"],
-)  # fmt: skip
-def test_a_brain_in_a_config_may_not_define_what_nobody_calls(linear: Path, method: str) -> None:
+@pytest.mark.parametrize(("method", "remedy"), [
+    ("_fit_valid", "write on_stage_start, evaluate_batch and on_stage_end"), ("_fit_train", "a loop of your own, or a fit_batch"),
+    ("_save_intra_epoch_ckpt", "set ckpt_interval_steps"), ("_compile", "the options compile and jit"),
+    ("_wrap_distributed", "where a launcher starts them"), ("_train_loader_specifics", "write make_dataloader"),
+])  # fmt: skip
+def test_a_brain_in_a_config_may_not_define_what_nobody_calls(linear: Path, method: str, remedy: str) -> None:
     (found,) = messages(linear, f"{BRAIN}    def {method}(self, *given): super().{method}(*given)\n")
     assert found.startswith(f"phase.line.model: Model.{method} (model.py:10) is called by nobody; ")
-
-
-@pytest.mark.parametrize(("method", "remedy"), [
-    ("freeze_optimizers", "call requires_grad_(False)"), ("check_gradients", "set check_gradients: true for the runner"),
-    ("optimizers_step", "on_fit_batch_end, where should_step is true"), ("init_optimizers", "optim_schedulers of the phase"),
-])  # fmt: skip
-def test_the_remedy_is_what_does_it_here(linear: Path, method: str, remedy: str) -> None:
-    assert remedy in messages(linear, f"{BRAIN}    def {method}(self): pass\n")[0]
+    assert remedy in found
 
 
 def test_what_only_an_uncalled_method_calls_is_called_by_nobody_either(linear: Path) -> None:
-    names = [found.split()[1] for found in messages(linear, BRAIN + FREEZE + STEP)]
-    assert names == ["Model.freeze_optimizers", "Model.optimizers_step"]
+    names = [found.split()[1] for found in messages(linear, BRAIN + VALID + TRAIN)]
+    assert names == ["Model._fit_valid", "Model._fit_train"]
 
 
 @pytest.mark.parametrize(("text", "override"), [
-    (BRAIN + FREEZE + STEP + OWN_STEP, ""),
-    (BRAIN + FREEZE + "    def on_stage_start(self, stage, epoch=None): getattr(self, 'freeze_optimizers')({})\n", ""),
-    (BRAIN + FREEZE + UPDATER + "    def update(self, batch): self.brain.freeze_optimizers({})\n",
+    (BRAIN + VALID + TRAIN + "    def fit_batch(self, batch): self._fit_train(batch, 0, True)\n", ""),
+    (BRAIN + VALID + "    def on_stage_start(self, stage, epoch=None): getattr(self, '_fit_valid')((), epoch, True)\n", ""),
+    (BRAIN + VALID + UPDATER + "    def update(self, batch): self.brain._fit_valid(batch, 0, True)\n",
      "phase.line.updater={class_path: '{workspace}/model.py'}"),
-    (BRAIN + "    def init_optimizers(self): ...\n    def on_fit_start(self):\n        self.init_optimizers()\n", ""),
 ])  # fmt: skip
 def test_a_method_that_the_users_own_code_calls_is_no_fault(linear: Path, text: str, override: str) -> None:
     assert messages(linear, text, override) == []
+
+
+@pytest.mark.parametrize("method", [
+    "freeze_optimizers", "zero_grad", "optimizers_step", "check_gradients", "check_loss_isfinite", "update_average",
+    "print_trainable_parameters",
+])  # fmt: skip
+def test_what_a_brain_calls_may_be_overridden(linear: Path, method: str) -> None:
+    assert messages(linear, f"{BRAIN}    def {method}(self, *given): return super().{method}(*given)\n") == []
+
+
+MAKING = f"{BRAIN}    def init_optimizers(self): self.optimizer = torch.optim.SGD(self.modules.parameters(), 0.1)\n"
+
+
+def test_optimizers_of_the_brain_beside_one_of_the_config_are_a_fault_where_that_stands(linear: Path) -> None:
+    expected = "Model.init_optimizers makes those of phase 'line'; remove one or the other"
+    assert messages(linear, MAKING) == [f"hyper_parameters.optimizer: {expected}"]
+    text = linear.read_text(encoding="utf-8")
+    linear.write_text(
+        text.replace("hyper_parameters:\n  optimizer: {class: SGD, learning_rate: 0.1}\n", ""), encoding="utf-8"
+    )
+    assert messages(linear, MAKING) == []
+    scheduler = "{class: constant, args: {optim_type: SGD, optim_conf: {lr: 0.1}}}"
+    override = f"phase.line.optim_schedulers={{main: {scheduler}}}"
+    assert messages(linear, MAKING, override) == [f"phase.line.optim_schedulers: {expected}"]
+    (missing,) = messages(linear, BRAIN)
+    assert missing.startswith("hyper_parameters.optimizer: training needs an optimizer")
 
 
 def test_an_infer_runner_makes_no_optimizers_so_that_a_brain_may_say_how_it_makes_its_own(linear: Path) -> None:
@@ -79,7 +97,7 @@ def test_an_infer_runner_makes_no_optimizers_so_that_a_brain_may_say_how_it_make
         "class: train, device: cpu, epochs: 2, print_interval: 3", "class: infer, init_model_path: ."
     )
     linear.write_text(text, encoding="utf-8")
-    assert messages(linear, f"{BRAIN}    def init_optimizers(self): ...\n") == []
+    assert messages(linear, MAKING) == []
 
 
 @pytest.mark.parametrize(
@@ -122,34 +140,34 @@ class Fitting(Brain):
 class Resting(Fitting):
     """Defines what nobody calls."""
 
-    def zero_grad(self) -> None: ...
+    def _compile(self) -> None: ...
 
-    def update_average(self, loss: Any, average: Any) -> Any: ...
+    def _wrap_distributed(self) -> None: ...
 
 
 def test_a_brain_alone_says_before_it_trains_what_nobody_calls() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^Resting.zero_grad \(test_un.* is called by nobody; .*\nResting.update_average .* by nobody; count",
+        match=r"^Resting._compile \(test_un.* is called by nobody; .*\nResting._wrap_distributed .* by nobody; several",
     ):
         Resting().fit(range(1), [torch.ones(1)])
-    with pytest.raises(ConfigError, match=r"Resting.update_average .* is called by nobody"):
+    with pytest.raises(ConfigError, match=r"Resting._compile .* is called by nobody"):
         Resting().evaluate([torch.ones(1)])
 
 
-@pytest.mark.parametrize("helper", ["def look(brain): print('none')\n", "def look(brain): brain.check_gradients()\n"])
+@pytest.mark.parametrize("helper", ["def look(brain): print('none')\n", "def look(brain): brain._compile()\n"])
 def test_a_script_and_the_files_beside_it_are_looked_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "beside_script.py").write_text(helper, encoding="utf-8")
     script = tmp_path / "script.py"
-    brain = f"from beside_script import look\n{BRAIN}    def check_gradients(self): pass\n"
+    brain = f"from beside_script import look\n{BRAIN}    def _compile(self): pass\n"
     script.write_text(f"{brain}Model().fit(range(1), [(torch.ones(1, 1), torch.ones(1, 1))])\n", encoding="utf-8")
     expected = (
         "give it opt_class"
-        if "check" in helper
-        else r"^Model.check_gradients \(script.py:11\) is called by nobody; set check"
+        if "compile" in helper
+        else r"^Model._compile \(script.py:11\) is called by nobody; the options compile"
     )
     with pytest.raises(PipelineError, match=expected):  # where the check lets it pass, the optimizer that is missing
         runpy.run_path(str(script))
@@ -175,10 +193,10 @@ class Calling(Fitting):
         return super().fit_batch(batch)
 
 
-def test_a_brain_alone_whose_own_fit_batch_calls_such_a_method_trains_with_it() -> None:
+def test_a_method_that_both_its_own_fit_batch_and_ours_call_is_called_by_both() -> None:
     brain = Calling()
     brain.fit(range(1), [torch.ones(1)])
-    assert brain.called == ["init_optimizers", "check_loss_isfinite"]
+    assert brain.called == ["init_optimizers", "check_loss_isfinite", "check_loss_isfinite"]
 
 
 def test_a_class_of_a_brain_given_from_python_is_checked_like_one_in_a_file() -> None:
@@ -186,4 +204,4 @@ def test_a_class_of_a_brain_given_from_python_is_checked_like_one_in_a_file() ->
     config = {"dataset": [{"name": "points", "class_path": list}], "phase": [phase],
               "hyper_parameters": {"optimizer": {"class": "SGD"}},
               "runner": [{"name": "learn", "class": "train", "epochs": 1}]}  # fmt: skip
-    assert [fault.message.split()[0] for fault in check(config)] == ["Resting.zero_grad", "Resting.update_average"]
+    assert [fault.message.split()[0] for fault in check(config)] == ["Resting._compile", "Resting._wrap_distributed"]

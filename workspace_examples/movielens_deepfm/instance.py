@@ -21,6 +21,7 @@ from pipeline.errors import DataError
 from .data import wheel_path
 
 REQUIREMENT = "recbole==1.2.1"
+STDERR = 2
 SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 
 
@@ -41,8 +42,9 @@ def provide() -> str:
     """Sees to it that the wheel is there, and is the right one; its path."""
     wheel = wheel_path()
     if not wheel.exists():
+        terms = "GroupLens' terms: research use, no redistribution"
+        logger.info(f"downloading {REQUIREMENT} (2 MB) once, for MovieLens-100K ({terms}), to {wheel}")
         fetch(wheel)
-        logger.info("MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {}", wheel)
     check(wheel, "delete this file and run again")
     return str(wheel)
 
@@ -58,7 +60,10 @@ def fetch(wheel: Path) -> None:
         with tempfile.TemporaryDirectory(dir=wheel.parent, prefix="download-") as folder:
             # Without pip's notice of a newer pip, the last line on stderr is what went wrong.
             environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-            subprocess.run(pip_download(Path(folder)), check=True, capture_output=True, text=True, env=environment)
+            # Its bar goes to stdout, which is not for that.
+            shown = STDERR if os.isatty(STDERR) else subprocess.DEVNULL
+            command = pip_download(Path(folder))
+            subprocess.run(command, check=True, stdout=shown, stderr=subprocess.PIPE, text=True, env=environment)
             fetched = Path(folder) / wheel.name
             check(fetched, f"look at pip's package index, or {by_hand(wheel)}")
             os.replace(fetched, wheel)

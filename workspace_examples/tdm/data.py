@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 from pipeline.errors import DataError
 
 REQUIREMENT = "recbole==1.2.1"
+STDERR = 2
 SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 FILMS = 1682
 HELD_OUT = 10  # the last films of each user, for evaluation
@@ -109,7 +110,9 @@ def fetch() -> None:
     if not wheel.exists():
         with tempfile.TemporaryDirectory(dir=wheel.parent, prefix="download-") as folder:
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder, REQUIREMENT]
-            if subprocess.run(command, check=False).returncode:
+            # Its bar goes to stdout, which is not for that.
+            shown = STDERR if os.isatty(STDERR) else subprocess.DEVNULL
+            if subprocess.run(command, check=False, stdout=shown).returncode:
                 raise DataError(f"{wheel}: pip could not download {REQUIREMENT}; see above, and try again")
             (Path(folder) / wheel.name).replace(wheel)  # at once, so that two runs may fetch it together
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()

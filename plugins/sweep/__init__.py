@@ -1,0 +1,1 @@
+"""``pipeline sweep``: a run for each of several values."""
