@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,27 +14,23 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from loguru import logger
-from torch import nn
 
-from pipeline.checkpoint import layout, parts, pytree, reader, restore, storage, store, weights
+from pipeline.checkpoint import layout, pytree, reader, restore, storage, store
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.checkpoint.state import Recoverable, TrainingState
+from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.storage import DISK, Disk, finite
 from pipeline.checkpoint.weights import Models
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 
-_Hooks: TypeAlias = Mapping[str, Callable[..., Any]] | None
 _Hook: TypeAlias = Callable[..., Any] | None
+_Hooks: TypeAlias = Mapping[str, Callable[..., Any]] | None
 # A function of a checkpoint; a name in its meta; several of them.
 _Key: TypeAlias = Callable[["Checkpoint"], Any] | None
 _Name: TypeAlias = str | None
 _Names: TypeAlias = Iterable[str] | None
 _Meta: TypeAlias = Mapping[str, Any] | None
-
-# The only key of the state of a recoverable that the Brain has: where in the checkpoint it is.
-_IN_BRAIN = "in_brain"
 
 
 @dataclass(frozen=True)
@@ -45,16 +40,12 @@ class Checkpoint:
     Attributes:
         path: its folder.
         meta: what it was saved with; ``unixtime`` and ``end-of-epoch`` besides.
-        numbers: those of its own iteration that ``fit`` reports.
         asked: whether a call has asked for it; ``fit`` saves others by itself.
-        resumable: whether ``fit`` goes on from it; it was saved while ``fit`` trained.
     """
 
     path: Path
     meta: dict[str, Any] = field(compare=False)
-    numbers: dict[str, Any] = field(compare=False, repr=False)
     asked: bool = field(compare=False, repr=False)
-    resumable: bool = field(compare=False, repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -64,19 +55,14 @@ class Checkpoint:
             CheckpointError: it is none, or damaged.
         """
         state = layout.parse_state(storage.read_small(path / layout.STATE, layout.MAX_STATE), path / layout.STATE)
-        metrics, iteration = state["metrics"], state["train_state"]["iteration"]
-        with parts.fitting(str(path), layout.STATE, "use another checkpoint"):
-            own = state.get("iterations", {}).items()
-            numbers = {name: metrics[phase][name] for phase, its in own for name in its if its[name] == iteration}
-            meta = {"unixtime": path.stat().st_mtime, "end-of-epoch": True, **state.get("meta", {})}
-            meta["unixtime"] = float(meta["unixtime"])
-        return cls(path, meta, numbers, state.get("asked", False), state.get("resumable", True))
+        own = {"unixtime": path.stat().st_mtime, "end-of-epoch": state.get("end_of_epoch", True)}
+        return cls(path, {**state.get("meta", {}), **own}, "meta" in state)
 
     @property
     def paramfiles(self) -> Mapping[str, io.BytesIO]:
         """Name -> the state of a recoverable as a file in memory that ``torch.load`` reads; the whole is read for it."""
         files = {}
-        for name, state in _states(reader.read_checkpoint(self.path)).items():
+        for name, state in reader.read_checkpoint(self.path).training["recoverables"].items():
             torch.save(state, file := io.BytesIO())
             file.seek(0)
             files[name] = file
@@ -88,41 +74,34 @@ def ckpt_recency(checkpoint: Checkpoint) -> tuple[int, float]:
     return layout.step_of(checkpoint.path) or 0, checkpoint.meta["unixtime"]
 
 
-@dataclass
-class _OwnFile:
-    """A recoverable whose functions write its state into a file, or read it from one; None: ``state_dict`` does it."""
+class _OwnFile(NamedTuple):
+    """A recoverable whose state functions write into a file, and read from one."""
 
     name: str
     target: Any
-    save: _Hook
-    load: _Hook
+    save: Callable[..., Any]
+    load: Callable[..., Any]
     checkpointer: Checkpointer
 
     def state_dict(self) -> dict[str, Any]:
         """What the file holds, as plain data and tensors, or as text."""
-        content = self._saved() if self.save else {"data": self.target.state_dict()}
-        return {"end_of_epoch": self.checkpointer._end_of_epoch, **content}
-
-    def _saved(self) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
-            self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))  # type: ignore[misc] # it has one
+            self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))
             if not path.is_file():
                 raise CheckpointError(f"{self.name}: its saver wrote no file; have it write to the path that it gets")
+            over = {"end_of_epoch": self.checkpointer._end_of_epoch}
             with suppress(UnicodeDecodeError):
-                return {"text": path.read_bytes().decode()}
+                return {**over, "text": path.read_bytes().decode()}
             try:
                 data = torch.load(path, map_location="cpu", weights_only=True)
             except Exception as error:  # whatever torch's reader says of what is none of its files
                 what = "its saver wrote what torch.load(weights_only=True) cannot read"
                 raise CheckpointError(f"{self.name}: {what}; save tensors and plain data, or text") from error
         pytree.check(data, self.name)
-        return {"data": data}
+        return {**over, "data": data}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the file anew for the loader."""
-        if not self.load:
-            self.target.load_state_dict(state["data"])
-            return
         with TemporaryDirectory() as folder:
             path = Path(folder, f"{self.name}.ckpt")
             if "text" in state:
@@ -132,26 +111,18 @@ class _OwnFile:
             self.load(self.target, path, state["end_of_epoch"])
 
 
-class _InBrain(NamedTuple):
-    """A recoverable that the Brain has: ``fit`` saves and restores it anyway, and a checkpoint says just where it is."""
-
-    place: Any
-
-    def state_dict(self) -> dict[str, Any]:
-        return {_IN_BRAIN: self.place}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
+def _save(target: Any, path: Path) -> None:
+    torch.save(target.state_dict(), path)
 
 
-class _Asked(NamedTuple):
-    """What a call has asked for; ``keep``: the arguments of the ``delete_checkpoints`` that follows, if one does."""
+def _load(target: Any, path: Path, _: bool) -> None:
+    target.load_state_dict(torch.load(path, weights_only=True))
 
-    meta: dict[str, Any]
-    end_of_epoch: bool
-    name: str
-    verbosity: int
-    keep: dict[str, Any] | None = None
+
+def _marked(kind: type, mark: str) -> _Hook:
+    """The method of a class that SpeechBrain's ``mark_as_saver`` or ``mark_as_loader`` has marked; None: it has none."""
+    methods = chain.from_iterable(vars(cls).values() for cls in kind.__mro__)
+    return next((method for method in methods if getattr(method, mark, False) is True), None)
 
 
 class Checkpointer(RunCheckpointer):
@@ -174,7 +145,7 @@ class Checkpointer(RunCheckpointer):
         disk: what writes.
 
     Attributes:
-        recoverables: those and the ones that were added, by name.
+        recoverables: those and the ones that were added, by name; one with functions for its file as what calls them.
 
     Raises:
         ConfigError: ``keep_last`` is less than 2, or a recoverable has no state.
@@ -196,11 +167,13 @@ class Checkpointer(RunCheckpointer):
             keep_last = store.FEWEST
         super().__init__(checkpoints_dir, keep_last=keep_last, asynchronous=asynchronous, disk=disk)
         self.custom_load_hooks, self.custom_save_hooks = dict(custom_load_hooks or {}), dict(custom_save_hooks or {})
-        self.allow_partial_load = allow_partial_load
-        self._optional: set[str] = set()
+        self.allow_partial_load, self._optional = allow_partial_load, set[str]()
+        # The Brain, if it is that of one.
+        self._models: Models = {}
         # While fit trains: has it look what is asked for.
         self._wake: Callable[[], object] | None = None
-        self._asked: list[_Asked] = []
+        # What calls have asked for: meta, suffix, level of the log line, and how to delete others.
+        self._asked: list[tuple[dict[str, Any], str, int, tuple[Any, ...]]] = []
         # Of the checkpoint that is saved now.
         self._end_of_epoch = True
         self.add_recoverables(recoverables or {})
@@ -225,10 +198,12 @@ class Checkpointer(RunCheckpointer):
         Raises:
             ConfigError: nothing says how to save or load it.
         """
-        for hooks, hook in ((self.custom_load_hooks, custom_load_hook), (self.custom_save_hooks, custom_save_hook)):
-            hooks.update({name: hook} if hook else {})
-        self._adapt(name, obj, {})
-        self.recoverables[name] = obj
+        save = custom_save_hook or self.custom_save_hooks.get(name) or _marked(type(obj), "_speechbrain_saver")
+        load = custom_load_hook or self.custom_load_hooks.get(name) or _marked(type(obj), "_speechbrain_loader")
+        if not (save and load) and not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+            what = f"recoverable '{name}' ({type(obj).__name__}) has neither state_dict and load_state_dict nor hooks"
+            raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
+        self.recoverables[name] = _OwnFile(name, obj, save or _save, load or _load, self) if save or load else obj
         (self._optional.add if optional_load else self._optional.discard)(name)
 
     def add_recoverables(self, recoverables: Mapping[str, Any]) -> None:
@@ -247,7 +222,7 @@ class Checkpointer(RunCheckpointer):
 
         Args:
             meta: plain data by which it can be found, such as ``{"loss": 0.1}``.
-            end_of_epoch: whether an epoch is over; ``meta["end-of-epoch"]``.
+            end_of_epoch: whether an epoch is over, ``meta["end-of-epoch"]``; while ``fit`` trains, it knows that itself.
             name: what stands behind the iteration in the name of its folder. An earlier one of this name is deleted.
             verbosity: level of its log line, as in ``logging``.
 
@@ -281,8 +256,12 @@ class Checkpointer(RunCheckpointer):
 
     def list_checkpoints(self) -> list[Checkpoint]:
         """All checkpoints, the newest first; a damaged one may be among them."""
-        self._wait()
-        return self._list()
+        found = []
+        for path in self.all():
+            # Not what another process has just removed, or what is no checkpoint.
+            with suppress(CheckpointError, OSError):
+                found.append(Checkpoint.read(path))
+        return sorted(found, key=ckpt_recency, reverse=True)
 
     def find_checkpoint(
         self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
@@ -302,8 +281,7 @@ class Checkpointer(RunCheckpointer):
 
         Args:
             importance_key: function of a checkpoint, more being better.
-            max_key: a name in ``meta``, more being better. Only those count that have a number there; where none has, the
-                numbers that ``fit`` reports, each at its own iteration.
+            max_key: a name in ``meta``, more being better. Only those count that have a number there.
             min_key: likewise, less being better.
             ckpt_predicate: whether a checkpoint counts.
             max_num_checkpoints: how many at most.
@@ -315,10 +293,8 @@ class Checkpointer(RunCheckpointer):
             raise ConfigError("importance_key, max_key and min_key each choose a checkpoint; give one of them")
         found, key = self.list_checkpoints(), max_key or min_key
         if key:
-            values = _values([(each, each.meta) for each in found], key)
-            values = values or _values([(each, each.numbers) for each in found], key)
-            found, sign = list(values), 1 if max_key else -1
-            found.sort(key=lambda each: -sign * values[each])
+            found = [each for each in found if isinstance(each.meta.get(key), int | float)]
+            found.sort(key=lambda each: -each.meta[key] if max_key else each.meta[key])
         elif importance_key:
             found.sort(key=importance_key, reverse=True)
         return list(filter(ckpt_predicate, found))[:max_num_checkpoints]
@@ -336,12 +312,12 @@ class Checkpointer(RunCheckpointer):
             CheckpointError: it does not fit, or lacks a recoverable.
         """
 
-        def candidates() -> list[Path]:
+        def found() -> list[Path]:
             return [each.path for each in self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)]
 
-        loaded = store.first_valid(self._saver, candidates, bool(self.recoverables))
+        loaded = store.newest_valid(self._saver, bool(self.recoverables), found)
         if loaded is None:
-            logger.info(f"{self._folder}: has no such checkpoint, so nothing is loaded")
+            logger.info(f"{self._folder}: has no such checkpoint")
             return None
         self._load(loaded)
         return Checkpoint.read(loaded.path)
@@ -384,185 +360,74 @@ class Checkpointer(RunCheckpointer):
             raise ConfigError(f"num_to_keep is {num_to_keep}; use 0 or more")
         keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
         keys += [{"max_key": key} for key in max_keys or ()] + [{"importance_key": key} for key in importance_keys]
-        ranked = [self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate) for key in keys]
-        kept = {each for own in ranked for each in own[:num_to_keep]}
-        self._delete({each for own in ranked for each in own} - kept, verbosity, spare=num_to_keep > 0)
+        ranked = [[each.path for each in self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate)] for key in keys]
+        others = {path for own in ranked for path in own} - {path for own in ranked for path in own[:num_to_keep]}
+        if not others or not current_world().is_main:
+            return
+        listed = [each.path for each in self.list_checkpoints() if num_to_keep]
+        for newest in (listed, filter(layout.is_resumable, listed)):
+            others = others.difference(islice((path for path in newest if self._saver.is_valid(path)), store.FEWEST))
+        for path in others:
+            self._saver.remove(path)
+            logger.log(logging.getLevelName(verbosity), f"{path}: is deleted")
 
-    def best(self, metric: str, mode: str) -> Path | None:
-        """The checkpoint with the highest (``mode`` max) or lowest (min) number in ``meta``, or as ``fit`` reports it.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none knows the number as its own.
-        """
-        found = self.find_checkpoint(None, metric if mode == "max" else None, None if mode == "max" else metric)
-        return found.path if found else super().best(metric, mode)
-
-    def save(self, models: Models, train_state: Mapping[str, int], *rest: Any, name: str = "", **told: Any) -> Path:
+    def save(self, models: Models, train_state: Mapping[str, int], *rest: Any, suffix: str = "", **told: Any) -> Path:
         """Write a checkpoint, as ``RunCheckpointer.save``; while ``fit`` trains, with what was asked for meanwhile."""
         asked, self._asked = self._asked, []
-        if not asked and not self._wake:
-            return super().save(models, train_state, *rest, **{**told, "name": name})
-        metas: dict[str, dict[str, Any]] = {} if asked else {name: {}}
-        for each in asked:
-            metas.setdefault(each.name or name, {}).update({"end-of-epoch": each.end_of_epoch, **each.meta})
-        for own, meta in metas.items():
-            path = self._path_of(train_state["iteration"], own)
+        if asked or self._wake:
+            suffix = next((own for _, own, *_ in reversed(asked) if own), suffix)
+            path, listed = self._path_of(train_state["iteration"], suffix), self.list_checkpoints()
             # Of the same iteration, such as in the last batch of the epoch that is over now.
-            before = Checkpoint.read(path) if path in self.all() else None
-            known = {"unixtime": time.time(), **(before.meta if before else {}), "end-of-epoch": self._end_of_epoch}
-            of_call = {"meta": {**known, **meta}, "asked": bool(asked or (before and before.asked)), "resumable": True}
-            super().save(models, train_state, *rest, **{**of_call, **told, "name": own})
-        for each in asked:
-            saved = self._path_of(train_state["iteration"], each.name or name)
-            logger.log(logging.getLevelName(each.verbosity), f"{saved}: is saved")
-            named = {old for old in self.list_checkpoints() if each.name and old.path.name.endswith(f"+{each.name}")}
-            self._delete({old for old in named if old.path != saved}, each.verbosity)
-            if each.keep:
-                self.delete_checkpoints(**each.keep, verbosity=each.verbosity)
+            metas = [each.meta for each in listed if each.asked and each.path == path] + [meta for meta, *_ in asked]
+            if metas:
+                told["meta"] = {key: value for meta in metas for key, value in meta.items()}
+            told["end_of_epoch"] = self._end_of_epoch
+            self._protect(each.path for each in listed if each.asked)
+        path = super().save(models, train_state, *rest, **{**told, "suffix": suffix})
+        for _, _, verbosity, keeps in asked:
+            logger.log(logging.getLevelName(verbosity), f"{path}: is saved")
+            for keep in keeps:
+                self.delete_checkpoints(**keep, verbosity=verbosity)
         return path
 
-    def _ask(self, meta: _Meta, end_of_epoch: bool, name: _Name, verbosity: int, keep: Any = None) -> Checkpoint | None:
+    def _ask(self, meta: _Meta, end_of_epoch: bool, name: _Name, verbosity: int, *keeps: Any) -> Checkpoint | None:
         """Have ``fit`` save a checkpoint; save it, where none trains."""
-        layout.checkpoint_name(0, name or "")
-        self._asked.append(_Asked(finite(dict(meta or {}), "meta"), end_of_epoch, name or "", verbosity, keep))
-        if self._wake is None:
-            return self._save_now(end_of_epoch, name)
-        self._wake()
-        return None
-
-    def _save_now(self, end_of_epoch: bool, name: _Name) -> Checkpoint:
-        newest, self._end_of_epoch = self.newest(), end_of_epoch
-        models = {phase: {role: entry[role] for role in ("model", "brain")} for phase, entry in self._models.items()}
+        mark = "@" if self._models and not self._wake else "+"
+        layout.checkpoint_name(0, suffix := f"{mark}{name}" if name else "")
+        if name:
+            keeps = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *keeps)
+        self._asked.append((finite(dict(meta or {}), "meta"), suffix, verbosity, keeps))
+        if self._wake:
+            self._wake()
+            return None
+        self._end_of_epoch, newest = end_of_epoch, self.newest()
         # With a Brain, that of what it has trained; in a script, the next.
-        iteration = (layout.step_of(newest) or 0 if newest else 0) + (not models)
-        free = (name for name in chain([""], map(str, count(2))) if not self._path_of(iteration, name).exists())
-        iteration, name = current_world().broadcast((iteration, name or next(free)))
-        training = TrainingState.capture(models, self._adapted(models), None).to_tree()
+        iteration = (layout.step_of(newest) or 0 if newest else 0) + (not self._models)
+        if self._models and not name:
+            suffix = next(own for own in map("@{}".format, count(2)) if not self._path_of(iteration, own).exists())
+        iteration, suffix = current_world().broadcast((iteration, suffix))
+        training = TrainingState.capture(self._models, self.recoverables, None).to_tree()
         counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
-        path = self.save(models, counters, {}, training, name=name, resumable=False)
+        path = self.save(self._models, counters, {}, training, suffix=suffix)
         self._wait()
         return Checkpoint.read(path)
 
-    def _list(self) -> list[Checkpoint]:
-        """The checkpoints, the newest first; without what another process has just removed, or what is no checkpoint."""
-        found = []
-        for path in layout.committed_checkpoints(self._folder):
-            with suppress(CheckpointError, OSError):
-                found.append(Checkpoint.read(path))
-        return sorted(found, key=ckpt_recency, reverse=True)
-
-    def _delete(self, checkpoints: set[Checkpoint], verbosity: int, *, spare: bool = True) -> None:
-        """Delete checkpoints; with ``spare`` not the newest two, nor the newest two from which ``fit`` can go on."""
-        if checkpoints and current_world().is_main:
-            listed = self._list() if spare else []
-            for newest in (listed, [each for each in listed if each.resumable]):
-                valid = (each for each in newest if self._saver.is_valid(each.path))
-                checkpoints = checkpoints.difference(islice(valid, store.FEWEST))
-            for checkpoint in checkpoints:
-                self._saver.remove(checkpoint.path)
-                logger.log(logging.getLevelName(verbosity), f"{checkpoint.path}: is deleted")
-
-    def _kept(self) -> frozenset[Path]:
-        """Those that calls have asked for, which other calls delete."""
-        return super()._kept() | {each.path for each in self._list() if each.asked}
-
     def _in_folder(self, folder: Path) -> Checkpointer:
         """One with the same recoverables, and checkpoints elsewhere."""
-        hooks = self.custom_load_hooks, self.custom_save_hooks
-        other = Checkpointer(folder, self.recoverables, *hooks, self.allow_partial_load)
-        other._optional = set(self._optional)
+        other = Checkpointer(folder, allow_partial_load=True)
+        for name, each in self.recoverables.items():
+            other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
+        other._models = self._models
         return other
 
-    def _newest_valid(self) -> LoadedCheckpoint | None:
-        """As there, but for those that were saved while no ``fit`` trained."""
-        self._wait()
-
-        def candidates() -> list[Path]:
-            saved_now = {each.path for each in self._list() if not each.resumable}
-            return [path for path in store.tidied(self._saver) if path not in saved_now]
-
-        loaded = store.first_valid(self._saver, candidates)
-        if loaded and self.recoverables and loaded.state:
-            loaded.state.recoverables = _states(loaded)
-        return loaded
-
     def _load(self, loaded: LoadedCheckpoint) -> None:
+        states = loaded.state.recoverables if loaded.state else {}
+        for name in self.recoverables.keys() - states.keys() - self._optional:
+            if not (self.allow_partial_load or "dataloader" in name):
+                what = f"{loaded.path}: has no state of '{name}'"
+                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")
         if self._models and loaded.weights:
             restore.restore_weights(loaded, self._models)
             logger.info(f"weights of {', '.join(self._models)} loaded from {loaded.path}")
-        states = _states(loaded)
-        for name, recoverable in self._adapted({}).items():
-            if name in states:
-                with restore.loading(f"{loaded.path}: recoverables.{name}"):
-                    recoverable.load_state_dict(states[name])
-                continue
-            what = f"{loaded.path}: has no state of '{name}'"
-            if not (self.allow_partial_load or name in self._optional or "dataloader" in name):
-                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")
-            logger.warning(f"{what}, which stays as it is")
-
-    def _adapted(self, models: Models) -> dict[str, Recoverable]:
-        """The recoverables with ``state_dict`` and ``load_state_dict``; ``models``: what is saved and restored anyway."""
-        return {name: self._adapt(name, target, models) for name, target in self.recoverables.items()}
-
-    def _adapt(self, name: str, target: Any, models: Models) -> Recoverable:
-        save = self.custom_save_hooks.get(name) or _marked(type(target), "_speechbrain_saver")
-        load = self.custom_load_hooks.get(name) or _marked(type(target), "_speechbrain_loader")
-        has_state = hasattr(target, "state_dict") and hasattr(target, "load_state_dict")
-        if not has_state and not (save and load):
-            what = (
-                f"recoverable '{name}' has neither state_dict and load_state_dict nor hooks ({type(target).__name__})"
-            )
-            raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
-        if save or load:
-            return _OwnFile(name, target, save, load, self)
-        place = _place_in_brain(target, models)
-        return _InBrain(place) if place else target
-
-
-def _marked(kind: type, mark: str) -> _Hook:
-    """The method of a class that SpeechBrain's ``mark_as_saver`` or ``mark_as_loader`` has marked; None: it has none."""
-    methods = chain.from_iterable(vars(cls).values() for cls in kind.__mro__)
-    return next((method for method in methods if getattr(method, mark, False) is True), None)
-
-
-def _place_in_brain(target: Any, models: Models) -> tuple[str, Any] | None:
-    """Where a checkpoint of the models has the state of an object anyway.
-
-    Returns:
-        The phase, and there the names of a module's weights, or that of an optimizer's scheduler; None: nowhere.
-    """
-    for phase, entry in models.items():
-        for name, scheduler in entry.get("optim_schedulers", {}).items():
-            if scheduler.optimizer is target:
-                return phase, name
-        if isinstance(target, nn.Module):
-            names = {_memory(value): name for name, value in weights.module_of(entry).state_dict().items()}
-            own = {name: names.get(_memory(value)) for name, value in target.state_dict().items()}
-            if own and None not in own.values():
-                return phase, own
-    return None
-
-
-def _memory(value: Any) -> Any:
-    """Where in memory a tensor is, and how it shows that."""
-    return parts.memory_of(value), getattr(value, "shape", None), parts.memory_of(value)[1] > 0 and value.stride()
-
-
-def _states(loaded: LoadedCheckpoint) -> dict[str, Any]:
-    """Name -> the state of a recoverable that a checkpoint has."""
-    states = dict(loaded.state.recoverables) if loaded.state else {}
-    for name, state in states.items():
-        if loaded.state and isinstance(state, Mapping) and state.keys() == {_IN_BRAIN}:
-            with parts.fitting(str(loaded.path), f"recoverables.{name}", "use another checkpoint"):
-                phase, place = state[_IN_BRAIN]
-                if isinstance(place, Mapping):
-                    states[name] = {own: loaded.weights[phase][other] for own, other in place.items()}
-                else:
-                    states[name] = loaded.state.optim_schedulers[phase][place].state["optimizer"]
-    return states
-
-
-def _values(numbers: Iterable[tuple[Checkpoint, Mapping[str, Any]]], key: str) -> dict[Checkpoint, float]:
-    """Those checkpoints that have a number under a key, with it."""
-    return {checkpoint: own[key] for checkpoint, own in numbers if isinstance(own.get(key), int | float)}
+        if self.recoverables and loaded.state:
+            restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))

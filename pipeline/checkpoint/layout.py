@@ -19,7 +19,8 @@ FOLDER = "checkpoints"
 
 NEW = ".new"
 
-_NAMED = r"step-(\d{12,15})(\+[\w=.+-]{1,100}?)?(\.new)?"
+# What stands behind a + tells it from others; behind an @, it was saved while nothing trained.
+_NAMED = r"step-(\d{12,15})([+@][\w=.-]{1,100}?)?(\.new)?"
 
 _STEP = re.compile(_NAMED, re.ASCII)
 
@@ -28,18 +29,21 @@ _LEFT = re.compile(rf"\.(tmp|del)-{_NAMED}-[0-9a-f]{{8}}", re.ASCII)
 _BAD = re.compile(rf"\.bad-{_NAMED}-[0-9a-f]{{8}}", re.ASCII)
 
 
-def checkpoint_name(iteration: int, name: str = "") -> str:
-    """The name of the folder of a checkpoint; ``name``: what tells it from others of the same iteration.
+def checkpoint_name(iteration: int, suffix: str = "") -> str:
+    """The name of the folder of a checkpoint; ``suffix``: a + or @ and what tells it from others of the same iteration.
 
     Raises:
         ConfigError: it cannot be a part of one.
     """
-    folder = f"step-{iteration:012d}{name and '+'}{name}"
+    folder = f"step-{iteration:012d}{suffix}"
     if not _STEP.fullmatch(folder) or folder.endswith(NEW):
-        raise ConfigError(
-            f"'{name}' cannot be the name of a checkpoint; use at most 100 letters, digits and any of _=.+-"
-        )
+        raise ConfigError(f"'{suffix[1:]}' cannot name a checkpoint; use at most 100 letters, digits and any of _=.-")
     return folder
+
+
+def is_resumable(path: Path) -> bool:
+    """Whether a training can go on from a checkpoint, by its name."""
+    return "@" not in path.name
 
 
 def step_of(path: Path) -> int | None:
@@ -226,7 +230,7 @@ def parse_state(content: bytes, path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(content)
         counters, metrics = state["train_state"], state["metrics"]
-        phases = [*metrics.values(), *state.get("iterations", {}).values()]
+        phases = [*metrics.values(), *state.get("iterations", {}).values(), state.get("meta", {})]
         whole = type(counters["iteration"]) is int and all(isinstance(numbers, dict) for numbers in phases)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: makes no sense ({error}); use another checkpoint") from error

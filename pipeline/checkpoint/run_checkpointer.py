@@ -53,7 +53,6 @@ class RunCheckpointer:
         # The checkpoint from which the run goes on, and the models as they were before anything was restored.
         self._resumed: LoadedCheckpoint | None = None
         self._initial: InitialModels | None = None
-        self._models: Any = {}
         self.recoverables: dict[str, Any] = {}
         self._asynchronous = asynchronous
         self._saver = CheckpointWriter(self._folder, disk, keep_last)
@@ -64,13 +63,9 @@ class RunCheckpointer:
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
 
-    def _adapted(self, models: Models) -> Mapping[str, Recoverable]:
-        """The recoverables, as objects with ``state_dict`` and ``load_state_dict``; ``models``: what is saved besides."""
-        return self.recoverables
-
     def _capture(self, models: Models, **more: Any) -> TrainingState:
         """The state of everything that trains and of the recoverables; for ``more`` see ``TrainingState.capture``."""
-        return TrainingState.capture(models, self._adapted(models), self._initial, **more)
+        return TrainingState.capture(models, self.recoverables, self._initial, **more)
 
     def save(
         self,
@@ -79,7 +74,7 @@ class RunCheckpointer:
         metrics: Mapping[str, Any],
         training: Mapping[str, Any] | None = None,
         iterations: Iterations | None = None,
-        name: str = "",
+        suffix: str = "",
         **told: Any,
     ) -> Path:
         """Write a checkpoint and return its path; an equal one of the same step stays as it is.
@@ -92,7 +87,7 @@ class RunCheckpointer:
             metrics: the newest numbers, kept beside the weights.
             training: what else is needed to go on, as a run and ``Brain.fit`` have it.
             iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
-            name: tells it from others of the same iteration.
+            suffix: of the name of its folder, which tells it from others of the same iteration.
             told: what else is written beside the numbers.
 
         Raises:
@@ -100,7 +95,7 @@ class RunCheckpointer:
             CheckpointError: something in the state cannot be saved.
         """
         self._wait()
-        final = self._path_of(train_state["iteration"], name)
+        final = self._path_of(train_state["iteration"], suffix)
         if iterations is None:
             iterations = reader.iterations_at(metrics, train_state["iteration"])
         counted = {"train_state": dict(train_state), "metrics": metrics, "iterations": iterations, **told}
@@ -154,9 +149,9 @@ class RunCheckpointer:
         """Keep these checkpoints, such as the best, however old they get; it replaces those of an earlier call."""
         self._protected = frozenset(paths)
 
-    def _path_of(self, iteration: int, name: str = "") -> Path:
+    def _path_of(self, iteration: int, suffix: str = "") -> Path:
         """Where the checkpoint of an iteration is, or will be."""
-        return self._folder / layout.checkpoint_name(iteration, name)
+        return self._folder / layout.checkpoint_name(iteration, suffix)
 
     def all(self) -> list[Path]:
         """The checkpoints, by step; waits for one that is being saved."""
@@ -200,7 +195,6 @@ class RunCheckpointer:
 
         What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
         """
-        self._models = models
         entries = models.items() if isinstance(models, Mapping) else ()
         self._initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
 
@@ -269,11 +263,7 @@ class RunCheckpointer:
         if self._saver.save(final.name, contents, shared):
             self._committed.append(final)
             if current_world().is_main:
-                self._saver.remove_old(final, self._kept())
-
-    def _kept(self) -> frozenset[Path]:
-        """The checkpoints that stay however old they get."""
-        return self._protected
+                self._saver.remove_old(final, self._protected)
 
 
 def _tensors_of(models: Models, training: Mapping[str, Any] | None) -> dict[str, safetensors_io.TensorFile]:

@@ -83,7 +83,9 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {target}")
 
 
-def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> LoadedCheckpoint | None:
+def newest_valid(
+    writer: CheckpointWriter, with_training: bool = True, choose: Callable[[], Iterable[Path]] | None = None
+) -> LoadedCheckpoint | None:
     """The valid checkpoint of the highest step; None if none was ever committed.
 
     Of several processes all call it: rank 0 looks for it, and the others read what it has found.
@@ -91,68 +93,41 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
     Args:
         writer: of the folder, which nobody else is writing to.
         with_training: False reads and verifies the weights and numbers alone.
+        choose: gives the paths of those to look at, the best first, in a folder to which others may write; None: all
+            from which a training can go on.
 
     Raises:
         NoCheckpointError: some were committed, and none is valid.
         StorageError: the storage refuses for a reason that may pass.
     """
-    return first_valid(writer, partial(tidied, writer), with_training)
-
-
-def first_valid(
-    writer: CheckpointWriter, candidates: Callable[[], Iterable[Path]], with_training: bool = True
-) -> LoadedCheckpoint | None:
-    """The first valid one of some checkpoints; None if there are none. The damaged ones before it are set aside.
-
-    Args:
-        writer: of their folder.
-        candidates: gives them; called by rank 0.
-        with_training: as in ``newest_valid``, as are the errors.
-    """
     world = current_world()
-    checkpoint = world.attempt(lambda: None if world.rank else _find(writer, candidates, with_training))
+    checkpoint = world.attempt(lambda: None if world.rank else _find_valid(writer, with_training, choose))
     path = world.broadcast(checkpoint and checkpoint.path)
     # Nobody goes on, and changes what is in the folder, before all have read it.
     return world.attempt(lambda: reader.read_checkpoint(path, with_training) if path and world.rank else checkpoint)
 
 
-def tidied(writer: CheckpointWriter) -> list[Path]:
-    """The checkpoints of a folder, the newest first; what a killed process has left behind is removed before.
-
-    Raises:
-        NoCheckpointError: some were committed, and all are set aside.
-    """
+def _find_valid(
+    writer: CheckpointWriter, with_training: bool, choose: Callable[[], Iterable[Path]] | None
+) -> LoadedCheckpoint | None:
     folder = writer.folder
     try:
-        if folder.is_dir():
+        if folder.is_dir() and not choose:
             writer.recover()
     except OSError as error:
         # On storage that can only be read, what can be read is used as it is.
         logger.warning(f"{folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
-    paths = layout.committed_checkpoints(folder)[::-1]
-    if not paths and layout.bad_checkpoints(folder):
-        raise _none_valid(folder)
-    return paths
-
-
-def _find(
-    writer: CheckpointWriter, candidates: Callable[[], Iterable[Path]], with_training: bool
-) -> LoadedCheckpoint | None:
-    path = None
-    for path in candidates():
+    paths = [*(choose() if choose else filter(layout.is_resumable, reversed(layout.committed_checkpoints(folder))))]
+    for path in paths:
         try:
             return reader.read_checkpoint(path, with_training)
         except CheckpointError as error:
             _set_aside(path, error, writer.disk)
-    if path:
-        raise _none_valid(writer.folder)
+    bad = layout.bad_checkpoints(folder)
+    if paths or (bad and not choose):
+        what = f"{folder}: none of its {len(layout.committed_checkpoints(folder) + bad)} checkpoints is valid"
+        raise NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
     return None
-
-
-def _none_valid(folder: Path) -> NoCheckpointError:
-    damaged = layout.committed_checkpoints(folder) + layout.bad_checkpoints(folder)
-    what = f"{folder}: none of its {len(damaged)} checkpoints is valid"
-    return NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
 
 
 def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:

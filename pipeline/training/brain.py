@@ -23,7 +23,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.checkpointer import Checkpoint, Checkpointer
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import SlotBatch, count_samples, is_unlabelled, raise_no_samples, shape_of, split
@@ -148,14 +148,14 @@ class Brain:
         checkpointer: Checkpointer | None = None,
     ) -> None:
         if not isinstance(checkpointer, Checkpointer | None):
-            kind = f"{type(checkpointer).__module__}.{type(checkpointer).__qualname__}"
-            raise ConfigError(
-                f"checkpointer is a {kind}; write pipeline.Checkpointer, in YAML !new:pipeline.Checkpointer"
-            )
+            what = f"checkpointer is a {type(checkpointer).__module__}.{type(checkpointer).__qualname__}"
+            raise ConfigError(f"{what}; write pipeline.Checkpointer, in YAML !new:pipeline.Checkpointer")
         self.modules = nn.ModuleDict(dict(modules or {}))
         self.opt_class = opt_class
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
+        if checkpointer:
+            checkpointer._models = {NAME: {"model": self, "brain": self}}
         self.step = self._batches_taken = self._fits = 0
         self._pass_loss = Meter()
         self._pass_numbers = Meters()
@@ -328,10 +328,10 @@ class Brain:
                 what = f"evaluate: '{metric}' chooses a checkpoint, and there is no checkpointer"
                 raise ConfigError(f"{what}; give the Brain one")
             return
-        self.checkpointer._models = {NAME: {"model": self, "brain": self}}
-        if not self.checkpointer.recover_if_possible(max_key=max_key, min_key=min_key) and metric:
-            # Where there are some, it says that none has such a number.
-            self.checkpointer.best(metric, "max" if max_key else "min")
+        recovered = self.checkpointer.recover_if_possible(max_key=max_key, min_key=min_key)
+        # A number that no call has told is one that fit reports.
+        if metric and not recovered and (path := self.checkpointer.best(metric, "max" if max_key else "min")):
+            self.checkpointer.load_checkpoint(Checkpoint.read(path))
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         """A pass begins; ``epoch`` is None in a test."""
@@ -812,6 +812,9 @@ class Brain:
         if checkpointer and folder:
             # That of rank 0; the others' stay empty.
             self.checkpointer = checkpointer._in_folder(Path(current_world().broadcast(folder.name)))
+        elif checkpointer and wake:
+            # An evaluation within a fit: what the fit counts by goes on.
+            checkpointer.recoverables = {}
         try:
             yield
         finally:

@@ -142,8 +142,7 @@ class Fit(PassLoop):
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
             if not (fit and fit.running) or fit.running.state:
-                recoverables = checkpointer._adapted(self.context["model"])
-                restore_training(checkpoint, self.context, recoverables, checkpointer._initial)
+                restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer._initial)
                 if fit:
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
@@ -213,8 +212,8 @@ class Fit(PassLoop):
             if self.agreement:
                 self.brain._count_together()
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
-        asked = self.brain.checkpointer is not None and bool(self.brain.checkpointer._asked)
-        over, saving = self._over(), self.schedule.saving.fires(self.counters) or asked
+        saver = self.brain.checkpointer
+        over, saving = self._over(), self.schedule.saving.fires(self.counters) or bool(saver and saver._asked)
         if self.agreement:
             over, saving = self.agreement.look(self.counters["iteration"], over, saving)
         if saving and not (over or training.order_is_drawn):

@@ -124,7 +124,6 @@ def test_what_is_found_is_what_a_sorted_list_has_first_and_of_equals_the_newest(
         0,
     ]
     assert checkpointer.find_checkpoint(min_key="other") is None
-    assert checkpointer.best("acc", "max") == tmp_path / "step-000000000003"
     with pytest.raises(ConfigError, match="each choose a checkpoint; give one of them"):
         checkpointer.find_checkpoints(min_key="loss", max_key="acc")
 
@@ -299,6 +298,17 @@ def test_what_cannot_be_read_without_code_is_an_error_at_the_save(tmp_path: Path
     assert checkpointer.list_checkpoints() == []
 
 
+def test_what_a_state_dict_has_that_cannot_be_saved_is_named_with_its_recoverable(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, {"words": (words := Count([1, {"a"}])), "more": Count()})
+    with pytest.raises(
+        CheckpointError, match=r"\['recoverables'\]\['words'\]\['value'\]\[1\]: is a set, which cannot be"
+    ):
+        checkpointer.save_checkpoint()
+    assert checkpointer.list_checkpoints() == []
+    words.value = [1, ["a"]]
+    assert checkpointer.save_checkpoint()
+
+
 def test_what_a_checkpoint_lacks_is_an_error_unless_that_is_allowed(tmp_path: Path) -> None:
     saved(tmp_path, [{}])
     more = {"count": Count(), "more": Count(5)}
@@ -315,7 +325,7 @@ def test_what_a_checkpoint_lacks_is_an_error_unless_that_is_allowed(tmp_path: Pa
 
 def test_what_has_no_state_is_refused_when_it_is_added(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"recoverable 'x' has neither state_dict and load_state_dict nor hooks .int."
+        ConfigError, match=r"recoverable 'x' .int. has neither state_dict and load_state_dict nor hooks; define"
     ):
         Checkpointer(tmp_path, {"x": 5})
 
@@ -329,8 +339,8 @@ def test_a_name_is_in_that_of_the_folder_and_stands_for_one_checkpoint(tmp_path:
     assert names == [f"step-00000000000{n}" for n in "6"] + ["step-000000000005+latest=1.5"] + [
         f"step-00000000000{n}" for n in "421"
     ]
-    for name in ("a/b", "x" * 101, "a.new", "ü"):
-        with pytest.raises(ConfigError, match="cannot be the name of a checkpoint; use at most 100 letters, digits"):
+    for name in ("a/b", "x" * 101, "a.new", "ü", "a@b"):
+        with pytest.raises(ConfigError, match="cannot name a checkpoint; use at most 100 letters, digits"):
             checkpointer.save_checkpoint(name=name)
 
 

@@ -162,7 +162,7 @@ def test_killed_within_an_epoch_it_goes_on_bit_for_bit(
     assert not list(differences(unbroken, brain.train().state()))
 
 
-def test_an_epoch_has_one_checkpoint_that_has_all_but_once(tmp_path: Path) -> None:
+def test_an_epoch_has_one_checkpoint_that_has_all(tmp_path: Path) -> None:
     brain = Recipe(tmp_path).train()
     assert names(brain) == ["9", "12"]
     checkpoint = brain.checkpointer.list_checkpoints()[0]
@@ -174,11 +174,10 @@ def test_an_epoch_has_one_checkpoint_that_has_all_but_once(tmp_path: Path) -> No
     }
     read = read_checkpoint(checkpoint.path)
     assert read.training["fit"]["epochs"] == [1, 2, 3, 4]
-    # Where it is, and not the tensors again.
-    assert not any(isinstance(value, Tensor) for value in read.training["recoverables"]["optimizer"].values())
-    assert read.training["recoverables"]["model"] == {
-        "in_brain": ("brain", {f"0.{name}": f"net.{name}" for name in brain.modules.net.state_dict()})
-    }
+    weights = {f"0.{name}": value for name, value in brain.modules.net.state_dict().items()}
+    assert not list(differences(weights, dict(read.training["recoverables"]["model"])))
+    # As a file, for what averages the weights of several.
+    assert not list(differences(weights, dict(torch.load(checkpoint.paramfiles["model"]))))
 
 
 def test_an_evaluation_takes_the_best_by_what_the_recipe_has_said(tmp_path: Path) -> None:
@@ -192,9 +191,9 @@ def test_an_evaluation_takes_the_best_by_what_the_recipe_has_said(tmp_path: Path
     assert names(brain) == ["6", "9", "12"]
     assert brain.evaluate(Batches(), min_key="score") == brain.hparams.annealing.losses[1]
     assert (brain.hparams.epochs.current, len(brain.hparams.annealing.losses)) == (2, 2)
-    best = brain.checkpointer.best("score", "min")
+    best = brain.checkpointer.find_checkpoint(min_key="score")
     assert best
-    assert not list(differences(read_checkpoint(best).weights["brain"], dict(brain.modules.state_dict())))
+    assert not list(differences(read_checkpoint(best.path).weights["brain"], dict(brain.modules.state_dict())))
     # A number that fit reports.
     assert brain.evaluate(Batches(), max_key="valid_loss") is not None
     with pytest.raises(CheckpointError, match="no checkpoint knows 'other'"):
@@ -260,7 +259,7 @@ def test_what_a_test_saves_has_the_weights_that_it_judged_and_training_goes_on_a
     brain = Averaging(tmp_path, 2).train()
     for _ in range(3):
         brain.evaluate(Batches(), min_key="loss")
-    assert names(brain) == ["3", "6", "6+3", "6+4"]
+    assert names(brain) == ["3", "6", "6@3", "6@4"]
     other = Recipe(tmp_path)
     other.evaluate(Batches(), min_key="loss")
     assert not other.modules.net[0].weight.any()
@@ -283,6 +282,25 @@ def test_an_evaluation_within_a_fit_does_not_end_what_calls_ask_for(tmp_path: Pa
         (2, 2),
         (1, 1),
     ]
+
+
+@pytest.mark.parametrize("key", [{}, {"min_key": "loss"}])
+def test_an_evaluation_within_a_fit_is_given_weights_alone_and_what_counts_the_epochs_goes_on(
+    tmp_path: Path, key: dict[str, str]
+) -> None:
+    class Testing(Recipe):
+        def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+            super().on_stage_end(stage, stage_loss, epoch)
+            if stage == Stage.VALID and epoch == 3:
+                before = self.hparams.epochs.current, self.hparams.annealing.losses[:], self.optimizer.state_dict()
+                self.evaluate(Batches(), **key)
+                after = self.hparams.epochs.current, self.hparams.annealing.losses[:], self.optimizer.state_dict()
+                assert not list(differences(before, after))
+                assert self.checkpointer.recoverables.keys() == {"model", "epochs", "annealing", "optimizer"}
+
+    brain = Testing(tmp_path).train()
+    assert (brain.hparams.epochs.current, len(brain.hparams.annealing.losses)) == (4, 4)
+    assert names(brain)[-1] == "12"
 
 
 def test_what_was_asked_for_before_a_fit_failed_is_not_saved_later(tmp_path: Path) -> None:
