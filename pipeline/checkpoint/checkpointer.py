@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from loguru import logger
 
-from pipeline.checkpoint import layout, pytree, reader, restore, storage, store
+from pipeline.checkpoint import layout, reader, restore, storage, store
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import TrainingState
@@ -87,18 +87,14 @@ class _OwnFile(NamedTuple):
         """What the file holds, as plain data and tensors, or as text."""
         with TemporaryDirectory() as folder:
             self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))
-            if not path.is_file():
-                raise CheckpointError(f"{self.name}: its saver wrote no file; have it write to the path that it gets")
             over = {"end_of_epoch": self.checkpointer._end_of_epoch}
-            with suppress(UnicodeDecodeError):
+            with suppress(UnicodeDecodeError, FileNotFoundError):
                 return {**over, "text": path.read_bytes().decode()}
             try:
-                data = torch.load(path, map_location="cpu", weights_only=True)
+                return {**over, "data": torch.load(path, map_location="cpu", weights_only=True)}
             except Exception as error:  # whatever torch's reader says of what is none of its files
-                what = "its saver wrote what torch.load(weights_only=True) cannot read"
-                raise CheckpointError(f"{self.name}: {what}; save tensors and plain data, or text") from error
-        pytree.check(data, self.name)
-        return {**over, "data": data}
+                what = f"{self.name}: its saver wrote nothing that torch.load(weights_only=True) can read"
+                raise CheckpointError(f"{what}; save tensors and plain data, or text, to its path") from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the file anew for the loader."""
@@ -362,14 +358,13 @@ class Checkpointer(RunCheckpointer):
         keys += [{"max_key": key} for key in max_keys or ()] + [{"importance_key": key} for key in importance_keys]
         ranked = [[each.path for each in self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate)] for key in keys]
         others = {path for own in ranked for path in own} - {path for own in ranked for path in own[:num_to_keep]}
-        if not others or not current_world().is_main:
-            return
-        listed = [each.path for each in self.list_checkpoints() if num_to_keep]
-        for newest in (listed, filter(layout.is_resumable, listed)):
-            others = others.difference(islice((path for path in newest if self._saver.is_valid(path)), store.FEWEST))
-        for path in others:
-            self._saver.remove(path)
-            logger.log(logging.getLevelName(verbosity), f"{path}: is deleted")
+        if others and current_world().is_main:
+            listed = [each.path for each in self.list_checkpoints() if num_to_keep]
+            for newest in (listed, filter(layout.is_resumable, listed)):
+                others -= {*islice((path for path in newest if self._saver.is_valid(path)), store.FEWEST)}
+            for path in others:
+                self._saver.remove(path)
+                logger.log(logging.getLevelName(verbosity), f"{path}: is deleted")
 
     def save(self, models: Models, train_state: Mapping[str, int], *rest: Any, suffix: str = "", **told: Any) -> Path:
         """Write a checkpoint, as ``RunCheckpointer.save``; while ``fit`` trains, with what was asked for meanwhile."""

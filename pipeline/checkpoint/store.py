@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from loguru import logger
 
@@ -83,8 +83,12 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {target}")
 
 
+# Gives the paths of some checkpoints.
+_Choose: TypeAlias = Callable[[], Iterable[Path]] | None
+
+
 def newest_valid(
-    writer: CheckpointWriter, with_training: bool = True, choose: Callable[[], Iterable[Path]] | None = None
+    writer: CheckpointWriter, with_training: bool = True, choose: _Choose = None
 ) -> LoadedCheckpoint | None:
     """The valid checkpoint of the highest step; None if none was ever committed.
 
@@ -107,9 +111,7 @@ def newest_valid(
     return world.attempt(lambda: reader.read_checkpoint(path, with_training) if path and world.rank else checkpoint)
 
 
-def _find_valid(
-    writer: CheckpointWriter, with_training: bool, choose: Callable[[], Iterable[Path]] | None
-) -> LoadedCheckpoint | None:
+def _find_valid(writer: CheckpointWriter, with_training: bool, choose: _Choose) -> LoadedCheckpoint | None:
     folder = writer.folder
     try:
         if folder.is_dir() and not choose:

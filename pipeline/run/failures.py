@@ -22,10 +22,6 @@ from pipeline.user_code.tracebacks import failing_method, user_traceback, with_t
 # Those with which a run ends that was asked to; any other has failed.
 _STATES = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
 
-_NO_CHECKPOINTER = (
-    "a Brain in a config has none, since the run saves; set save_interval and keep_best, or ask whether there is one"
-)
-
 
 def exit_code(error: BaseException, run: Run | None = None) -> ExitCode:
     """The exit code for an error, or for the first failure of a run.
@@ -123,7 +119,7 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     # Such as the sample for which a dataset raised it.
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if "\n" not in note)
     if isinstance(error, AttributeError) and error.obj is None and error.name in vars(Checkpointer):
-        notes += f" (if this is self.checkpointer: {_NO_CHECKPOINTER})"
+        notes += " (if this is self.checkpointer: a Brain in a config has none, since the run saves; set save_interval and keep_best)"
     return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
 
 
