@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ class WandB:
     them. What the earlier folders have of a number up to some iteration is not logged again, so none is there twice. They
     stay as they were where a run goes back to an earlier checkpoint. A process that is killed loses what wandb has not yet
     written: the numbers of the last ``flush_seconds``. A second plugin of this class, under another name, has the folder
-    ``<name>_wandb``.
+    ``<name>_wandb``. Each process has a service of wandb of its own, whatever ``WANDB_SERVICE`` says.
 
     Args:
         project: its name; by default that of the config.
@@ -58,6 +59,8 @@ class WandB:
         for row in _rows(folder):
             self.rows = row["_step"] + 1
             self.logged |= dict.fromkeys(row, row["iteration"])
+        # wandb's service of the process that started this one may have ended, or still hold the id of a run that was killed.
+        os.environ.pop("WANDB_SERVICE", None)
         self.run = self.wandb.init(
             mode="offline",
             # A run of user code stays open, and is not taken for this one.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -33,6 +34,7 @@ class Strategy:
         samples: those of this rank since the ranks have counted together.
         in_ddp: what goes backward with its loss, so that the numbers reach all ranks; None: DDP has not computed the loss.
         finite: whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
+        average: averages gradients after each backward, for a ``fit_batch`` that steps by itself; None: nobody does.
     """
 
     def __init__(self, world: World, brain: Any = None) -> None:
@@ -42,6 +44,7 @@ class Strategy:
         self.samples, self.finite = 0, True
         self.has_more: bool | None = None
         self.in_ddp: Tensor | None = None
+        self.average: GradientAverage | None = None
         self._numbers = nn.Parameter(torch.zeros(3))
         self._outputs: tuple[Any, Any] = None, None
         self._wrapped: list[nn.Parameter] = []
@@ -155,6 +158,14 @@ class Strategy:
             if window.guarded:
                 window.guard.loss = (numbers[1] > 0).float()
 
+    def average_each_backward(self, schedulers: Sequence[Any], resources: ExitStack) -> None:
+        """Average gradients after each backward that is not of a window of these OptimSchedulers, until ``resources`` close."""
+        self.average = GradientAverage([self.brain.modules], schedulers)
+        self._log(f"one sum after each backward, or when a window closes, since {self.reason}")
+        for hook in self.average.hooks:
+            resources.enter_context(hook)
+        resources.callback(setattr, self, "average", None)
+
     def any_has_more(self) -> bool:
         """Whether some rank has another batch, after one that each has trained on."""
         # Those that came with the backward of a batch.
@@ -236,21 +247,21 @@ class GradientAverage:
     make the same calls of ``backward``.
 
     Args:
-        world: the ranks.
         modules: whose gradients are averaged.
-        schedulers: OptimSchedulers; these average the gradients of their parameters themselves.
+        schedulers: OptimSchedulers; these average the gradients of a window of theirs themselves.
+
+    Attributes:
+        hooks: those of the parameters; once they are removed, nothing is averaged.
     """
 
-    def __init__(self, world: World, modules: Iterable[nn.Module], schedulers: Sequence[Any]) -> None:
-        theirs = {parameter for scheduler in schedulers for parameter in scheduler.parameters}
-        trained = [own for module in modules for own in _trained(module) if own not in theirs]
+    def __init__(self, modules: Collection[nn.Module], schedulers: Sequence[Any]) -> None:
+        self._owners = {parameter: scheduler for scheduler in schedulers for parameter in scheduler.parameters}
+        trained = [own for module in modules for own in _trained(module)]
         self.parameters: list[Tensor] = list(dict.fromkeys(trained))
+        self._sparse = any(getattr(part, "sparse", False) for module in modules for part in module.modules())
         self.schedulers, self.samples, self._queued = schedulers, 1, False
-        for parameter in self.parameters:
-            # torch has no types for it.
-            cast("Any", parameter).register_post_accumulate_grad_hook(self._queue)
-        what = "one sum after each backward, since an experiment steps its optimizer itself"
-        logger.info(f"the gradients of {world.size} ranks are averaged by {what}")
+        # torch has no types for it.
+        self.hooks = [cast("Any", own).register_post_accumulate_grad_hook(self._queue) for own in self.parameters]
 
     def weigh(self, samples: int) -> None:
         """The next losses are means over so many samples of this rank."""
@@ -260,17 +271,24 @@ class GradientAverage:
 
     def _queue(self, parameter: Tensor) -> None:
         """Average once the backward that is running is over; the first gradient in it asks for this."""
-        if not self._queued:
+        if not self._queued and not self._in_window(parameter):
             self._queued = True
             Variable._execution_engine.queue_callback(self._average)
+
+    def _in_window(self, parameter: Tensor) -> bool:
+        """Whether its gradient is that of a window which an OptimScheduler has open, or opens by this backward."""
+        owner = self._owners.get(parameter)
+        return owner is not None and bool(owner.weighted or owner.batches)
 
     @torch.no_grad()
     def _average(self) -> None:
         self._queued = False
-        own = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        parameters = [parameter for parameter in self.parameters if not self._in_window(parameter)]
+        own = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_mul_(own, float(self.samples)) if self.samples else torch._foreach_zero_(own)
-        [samples] = sum_up(self.parameters, torch.tensor([float(self.samples)], device=self.parameters[0].device))
-        torch._foreach_div_([own.grad for own in self.parameters if own.grad is not None], samples)
+        samples = torch.tensor([float(self.samples)], device=parameters[0].device)
+        [samples] = sum_up(parameters, samples, sparse=self._sparse)
+        torch._foreach_div_([own.grad for own in parameters if own.grad is not None], samples)
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:

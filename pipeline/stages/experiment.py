@@ -368,7 +368,9 @@ class ExperimentBase(RunnerBase):
         schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
         begin_on_ranks(modules, None if self.alone else self.context["runner"].seed)
-        self._average = GradientAverage(self._world, modules, schedulers)
+        self._average = GradientAverage(modules, schedulers)
+        what = "one sum after each backward, since an experiment steps its optimizer itself"
+        logger.info(f"the gradients of {self._world.size} ranks are averaged by {what}")
         self._agreement = Agreement(self._world, self.context)
 
     def _optimizer(self) -> dict[str, Any]:

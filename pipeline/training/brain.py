@@ -419,8 +419,8 @@ class Brain:
         """End a window: the optimizers that ``freeze_optimizers`` returns step, and their gradients are cleared.
 
         Call it in a ``fit_batch`` of one's own, after the backward of the mean loss, scaled by ``scaler``; over several
-        batches, after that of the last. Rate, clipping, checks and hooks are as in the default ``fit_batch``, and processes
-        average their gradients here. It counts as one update.
+        batches, after that of the last. Rate, clipping, checks and hooks are as in the default ``fit_batch``. Processes have
+        averaged their gradients after each backward. It counts as one update.
         """
         if not self.optimizers_dict:
             return
@@ -433,6 +433,9 @@ class Brain:
             self.check_gradients()
         for scheduler in active if due is None else ():
             scheduler.batches = scheduler.samples = 1
+            # The loss may be counted as well, by whoever has computed it.
+            scheduler.guard.sees_losses = False
+            scheduler.averaged = self._strategy is not None and self._strategy.average is not None
         with without_autocast(self.device) if autocast_enabled(self.device) else nullcontext():
             self.optimizer_step += close_windows(active, self._train_state["epoch"])
 
@@ -452,7 +455,8 @@ class Brain:
             DivergedError: there were more in this pass than ``nonfinite_patience``.
         """
         if not torch.isfinite(loss).all():
-            self.nonfinite_count += 1
+            # Not nonfinite_count: where super().fit_batch has counted this loss, it would count twice.
+            self._own_nonfinite += 1
             count, patience = self.nonfinite_count, self._run_options.nonfinite_patience
             if patience is not None and count > patience:
                 raise DivergedError(f"{self._where}{count} losses of this epoch were not finite; {ADVICE}")
@@ -473,7 +477,7 @@ class Brain:
 
     @contextmanager
     def no_sync(self, use: bool = True) -> Iterator[None]:
-        """A block in which gradients of several processes are not averaged; here they are when a window ends, not before."""
+        """A block in which torch's DDP would not average the gradients of several processes; here it changes nothing."""
         yield
 
     @property

@@ -27,7 +27,10 @@ class NonFiniteGuard:
         loss: on a GPU, 1 if a loss of the open window is not finite, or when it closes a gradient, else 0; None: not checked.
         discarded: windows of this pass discarded for their gradients, as far as they are read.
         parameter: the first parameter with such a gradient; ``""``: none had one.
+        sees_losses: whether a window is not counted as discarded for its gradients where a loss is known not to be finite.
     """
+
+    sees_losses = True
 
     def __init__(self, optimizer: Optimizer, names: Mapping[str, Tensor]) -> None:
         self.optimizer, self.names = optimizer, names
@@ -158,7 +161,9 @@ def check_divergence(losses: Meter, guards: Sequence[NonFiniteGuard], patience: 
         DivergedError: there were more.
     """
     losses.read()
-    bad = losses.nonfinite + sum(guard.read() for guard in guards)
+    discarded = [guard.read() for guard in guards]
+    sure = all(guard.sees_losses for guard in guards)
+    bad = losses.nonfinite + sum(discarded) if sure else max(losses.nonfinite, *discarded)
     if bad <= patience:
         return
     name = next((guard.parameter for guard in guards if guard.parameter), "")

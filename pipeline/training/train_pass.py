@@ -31,7 +31,7 @@ from pipeline.distributed.strategy import Strategy, require_equal_weights
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
-from pipeline.training.brain import Brain, Stage
+from pipeline.training.brain import Brain, Stage, overridden
 from pipeline.training.evaluation import target_of
 from pipeline.training.meters import MOST
 from pipeline.training.metrics.base import judge, needs_target
@@ -244,6 +244,8 @@ class TrainPass:
         self.open = True
         self._iteration = self.updater.state.iteration
         brain._begin_pass(batches)
+        if brain._strategy is not None and overridden(brain, Brain, "fit_batch"):
+            brain._strategy.average_each_backward(brain._optim_schedulers, self.resources)
         if self.state:
             brain._load_pass_state(self.state.to_tree())
             for name in self.metrics.keys() & self.state.metrics:
@@ -376,6 +378,8 @@ class TrainPass:
         self._counted = brain._train_state["update"]
         numbers, epoch = brain._pass_numbers, loop.counters["epoch"]
         numbers.samples, numbers.batch = 0, batch
+        if brain._strategy is not None and brain._strategy.average is not None:
+            brain._strategy.average.samples = brain._samples_of_batch(batch)
         for scheduler in brain._optim_schedulers:
             self._updates += scheduler.real_step // scheduler.step_per_update
             self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches

@@ -124,8 +124,9 @@ def test_a_worker_that_dies_before_it_comes_to_a_sample_is_told_so() -> None:
 
 def test_a_pass_that_nobody_reads_leaves_no_worker() -> None:
     loader = make_loader(Failing(fail), seed=0, num_workers=1)
+    before = {*multiprocessing.active_children()}
     batches = iter(loader)
-    (worker,) = multiprocessing.active_children()
+    (worker,) = {*multiprocessing.active_children()} - before
     del batches
     worker.join(10)
     assert not worker.is_alive()
@@ -155,8 +156,9 @@ def test_workers_end_with_a_run_that_is_killed_while_they_start() -> None:
 
 def test_a_death_that_is_reported_while_a_lost_connection_is_explained_is_told_as_well() -> None:
     loader = make_loader(Failing(kill), seed=0, batch_size=3, num_workers=1, where="dataset.train")
+    before = {*multiprocessing.active_children()}
     batches = iter(loader)
-    (worker,) = multiprocessing.active_children()
+    (worker,) = {*multiprocessing.active_children()} - before
     # A mask would be that of this thread alone, and another may get the signal.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     next(batches)

@@ -37,6 +37,7 @@ FILES = {
     """,
     "model.py": """
         from torch import nn
+        from torch.optim import SGD
         from pipeline import Brain, Stage
 
         class Model(nn.Sequential):
@@ -56,6 +57,19 @@ FILES = {
                 return {"loss": error.square().mean(), "smooth": error.abs().pow(1.5).mean()}
             def target(self, batch):
                 return batch[1]
+
+        class OwnSteps(TwoLosses):
+            def init_optimizers(self):
+                parts = self.modules.body, self.modules.head
+                self.first, self.second = (SGD(own.parameters(), 0.1, momentum=0.9) for own in parts)
+            def fit_batch(self, batch):
+                for name, optimizer in (("smooth", self.first), ("loss", self.second)):
+                    optimizer.zero_grad()
+                    losses = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+                    losses[name].backward()
+                    nn.utils.clip_grad_norm_(self.modules.parameters(), 0.5)
+                    optimizer.step()
+                return losses["loss"].detach()
     """,
     "runner.py": """
         from pipeline import RunnerBase, optimize, stages
@@ -128,6 +142,7 @@ TWO = [
     "optim_loss: smooth, updated_modules: body}}, head: {class: constant, args: {optim_type: SGD, "
     "optim_conf: {lr: 0.1}, updated_modules: head}}}",
 ]
+OWN = [WITHOUT, "phase.waves.model={workspace}/model.py:OwnSteps", "phase.waves.loss=null"]
 NOAM = [
     WITHOUT,
     "phase.waves.optim_schedulers={main: {class: noam, args: {optim_type: SGD, optim_conf: {lr: 0.1}, "
@@ -142,6 +157,7 @@ JOBS: dict[str, list[str]] = {
     "clipping of values": ["runner.train.grad_clip_value=0.001"],
     "two losses": TWO,
     "a Noam rate": NOAM,
+    "a fit_batch that steps two optimizers itself": [*OWN, "dataset.train.args={samples: 65}"],
     "limit_batches": ["runner.train.limit_batches=2"],
     "overfit_batches": ["runner.train.overfit_batches=2"],
     "a frozen part": ["runner.train.freeze=['0.*']"],

@@ -18,7 +18,7 @@ SCRIPT = """
 import sys
 import torch
 from torch.utils.data import TensorDataset
-from pipeline import Brain, Checkpointer, create_experiment_directory, ddp_init_group, make_loader, parse_arguments
+from pipeline import Brain, Checkpointer, Stage, create_experiment_directory, ddp_init_group, make_loader, parse_arguments
 
 class Line(Brain):
     def compute_forward(self, batch, stage):
@@ -28,6 +28,14 @@ class Line(Brain):
 
     def compute_objectives(self, predictions, batch, stage):
         return torch.nn.functional.mse_loss(predictions, batch[1])
+
+    if "own_steps" in sys.argv:
+        def fit_batch(self, batch):
+            loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return loss.detach()
 
 from pipeline.distributed.world import current_world
 torch.manual_seed(0)
@@ -56,7 +64,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("how", ["", "by_hand"])
+@pytest.mark.parametrize("how", ["", "by_hand", "own_steps"])
 def test_a_script_with_fit_trains_on_two_processes_and_both_say_the_same_loss(script: Path, how: str) -> None:
     done = torchrun(script, "script.py", how)
     assert done.returncode == 0, done.stderr

@@ -164,19 +164,85 @@ class Sparse(Brain):
 
 
 class ByItself(Classifier):
-    """Steps an optimizer that nothing of ours knows."""
+    """Goes backward by itself, and steps an optimizer that nothing of ours knows."""
 
     def init_optimizers(self) -> None:
-        self.own = torch.optim.SGD(self.modules.parameters(), lr=0.5)
+        self.own = torch.optim.SGD(self.modules.parameters(), lr=0.5, weight_decay=0.01)
 
     def fit_batch(self, batch: Batch) -> Tensor:
-        loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
-        loss.backward()
-        self.own.step()
+        with self.no_sync(self.step % self.grad_accumulation_factor > 0):
+            loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+            self.backward(loss / self.grad_accumulation_factor)
+        if self.step % self.grad_accumulation_factor == 0:
+            self.apply()
         return loss.detach()
 
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
 
-KINDS = {kind.__name__: kind for kind in (Classifier, SomeUnused, Stepping, SteppingUnused, TwoOptimizers, ByItself)}
+    def apply(self) -> None:
+        nn.utils.clip_grad_norm_(self.modules.parameters(), self.max_grad_norm)
+        self.own.step()
+        self.own.zero_grad()
+
+
+class ByScaler(ByItself):
+    """Steps the optimizer that ours has made, through a scaler of its own."""
+
+    def init_optimizers(self) -> None:
+        Classifier.init_optimizers(self)
+        self.scaler = torch.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def apply(self) -> None:
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.modules.parameters(), self.max_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+
+class ByOptimizersStep(ByItself):
+    """Has ours end a window."""
+
+    init_optimizers = Classifier.init_optimizers
+
+    def apply(self) -> None:
+        self.optimizers_step()
+
+
+class ByTurns(ByOptimizersStep):
+    """Every other batch is trained on by ours."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        return Classifier.fit_batch(self, batch) if self.step % 2 else super().fit_batch(batch)
+
+
+class WithoutBackward(ByItself):
+    """Gradients of which nothing of ours knows."""
+
+    def backward(self, loss: Tensor) -> None:
+        parameters = list(self.modules.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+
+
+BY_THEMSELVES = [ByItself, ByScaler, ByOptimizersStep]
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        Classifier,
+        SomeUnused,
+        Stepping,
+        SteppingUnused,
+        TwoOptimizers,
+        *BY_THEMSELVES,
+        ByTurns,
+        WithoutBackward,
+    )
+}
 
 
 def fitted(kind: str, data: Any, **options: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -244,6 +310,27 @@ def test_weights_are_those_of_one_process(
         assert [bool(numbers["reason"]) for _, numbers in results] == [kind != "Classifier"] * ranks.size
 
 
+@pytest.mark.parametrize("kind", [kind.__name__ for kind in (*BY_THEMSELVES, ByTurns)])
+def test_a_fit_batch_that_steps_by_itself_has_the_gradients_of_all_ranks(
+    two_ranks: Ranks, three_ranks: Ranks, kind: str
+) -> None:
+    expected = by_hand(kind, list(batches(SIZES)), clip=0.05)
+    for ranks in (two_ranks, three_ranks):
+        results = ranks(fitted, kind, Slices(SIZES), max_grad_norm=0.05)
+        for result in results:
+            assert_same(result, expected)
+            assert all(torch.equal(own, results[0][0][name]) for name, own in result[0].items())
+            assert (result[1]["samples"], result[1]["update"]) == (2 * sum(SIZES), 2 * len(SIZES))
+
+
+@pytest.mark.parametrize("kind", [kind.__name__ for kind in BY_THEMSELVES])
+def test_a_fit_batch_that_accumulates_by_itself_has_the_gradients_of_all_ranks(three_ranks: Ranks, kind: str) -> None:
+    expected = by_hand(kind, list(batches([8] * 6)), accum=3)
+    for result in three_ranks(fitted, kind, Slices([8] * 6), grad_accumulation_factor=3):
+        assert_same(result, expected)
+        assert result[1]["update"] == 4
+
+
 def test_two_equal_fits_come_to_the_same_bits(three_ranks: Ranks) -> None:
     first, second = (three_ranks(fitted, "Classifier", Slices(SIZES), grad_accumulation_factor=2) for _ in range(2))
     for (ours, numbers), (theirs, others) in zip(first, second, strict=True):
@@ -298,8 +385,10 @@ def test_streams_go_on_until_all_have_ended(three_ranks: Ranks, kind: str, lengt
         assert result[1]["samples"] == 2 * sum(len(target) for _, target in whole)
 
 
-@pytest.mark.parametrize("accum", [1, 2])
-@pytest.mark.parametrize("kind", ["Classifier", "Stepping"])
+@pytest.mark.parametrize(
+    ("kind", "accum"),
+    [("Classifier", 1), ("Classifier", 2), ("Stepping", 1), ("Stepping", 2), ("ByOptimizersStep", 1), ("ByScaler", 1)],
+)
 def test_a_loss_that_is_not_finite_on_one_rank_is_discarded_by_all(two_ranks: Ranks, kind: str, accum: int) -> None:
     expected = by_hand(kind, list(batches(SIZES, bad=3)), accum)
     for result in two_ranks(fitted, kind, Slices(SIZES, bad=3), grad_accumulation_factor=accum):
@@ -348,9 +437,9 @@ def found_by_the_fingerprint(kind: str) -> str:
     return ""
 
 
-def test_an_optimizer_that_steps_by_itself_is_found_after_the_first_update() -> None:
+def test_a_step_with_gradients_of_one_rank_is_found_after_the_first_update() -> None:
     ranks = Ranks(2)
-    messages = ranks(found_by_the_fingerprint, "ByItself")
+    messages = ranks(found_by_the_fingerprint, "WithoutBackward")
     ranks.stop()
     assert all(
         "rank 1 on" in message and "net.body" in message and "through optimize" in message for message in messages
@@ -375,7 +464,19 @@ class WithSparseAdam(Sparse):
         self.optimizers_dict["head"] = torch.optim.SGD(self.modules.head.parameters(), lr=0.002)
 
 
-SPARSE = {kind.__name__: kind for kind in (Sparse, Lazy, WithSparseAdam)}
+class SteppingSparse(WithSparseAdam):
+    """Goes backward by itself, and steps one by itself."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+        loss.backward()
+        self.optimizers_dict["table"].step()
+        self.optimizers_dict["table"].zero_grad()
+        self.optimizers_step()
+        return loss.detach()
+
+
+SPARSE = {kind.__name__: kind for kind in (Sparse, Lazy, WithSparseAdam, SteppingSparse)}
 
 
 def fitted_sparse(kind: str) -> dict[str, Tensor]:

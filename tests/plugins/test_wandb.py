@@ -7,25 +7,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from click.testing import Result
 
 from pipeline import GeneralTrainer
 from tests.plugins.conftest import PHASES, RUNNERS, Numbers, reported
 
 Tracked = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def _own_service() -> Iterator[None]:
-    """No process that a test starts takes the service of this one, of whatever test before, which would not end with it."""
-    os.environ.pop("WANDB_SERVICE", None)
-    yield
-    os.environ.pop("WANDB_SERVICE", None)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -90,6 +83,10 @@ def test_two_under_two_names_have_two_folders(tracked: Tracked) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_has_each_number_once(tracked: Tracked, killed: Callable[..., Path]) -> None:
+    # Each process finds this one's service of wandb in its environment, which outlives the killed.
+    wandb.teardown()
+    wandb.setup()
+    assert "WANDB_SERVICE" in os.environ
     # Before each kill there is time to write what was logged.
     run_dir = killed(tracked("{wandb: {flush_seconds: 0.1}}"), seconds=1)
     folder = run_dir / "train_runner"

@@ -443,6 +443,65 @@ def test_a_loss_that_is_not_finite_is_counted_once_and_too_many_end_the_training
     assert not any(map(math.isnan, weights(brain.modules.net)))
 
 
+class AroundOurs(Plain):
+    """Calls ours, and checks the loss that it has returned once more."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        loss = super().fit_batch(batch)
+        self.check_loss_isfinite(loss)
+        return loss
+
+
+class BeforeOurs(Plain):
+    """Checks a loss, before ours computes it again."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        self.check_loss_isfinite(self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN))
+        return super().fit_batch(batch)
+
+
+class Checking(Plain):
+    """Has gradients left out before the window ends."""
+
+    def fit_batch(self, batch: Batch) -> Tensor:
+        loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+        self.check_loss_isfinite(loss)
+        loss.backward()
+        self.check_gradients()
+        self.optimizers_step()
+        return loss.detach()
+
+
+class CheckingWithTwo(Freezing, OwnFitBatch):
+    """Two optimizers, which both have gradients of the loss."""
+
+    from_update = 0
+
+
+@pytest.mark.parametrize("kind", [OwnFitBatch, AroundOurs, BeforeOurs, Checking, CheckingWithTwo])
+def test_two_losses_that_are_not_finite_are_two_whoever_looks_at_them(kind: type[Plain]) -> None:
+    data = batches()
+    data[1] = data[3] = (data[1][0], data[1][1] * math.nan)
+    brain = kind(run_opts={"nonfinite_patience": 2})
+    brain.fit(range(1), data)
+    assert brain.nonfinite_count == 2
+    assert not any(map(math.isnan, weights(brain.modules.net)))
+    with pytest.raises(DivergedError, match=r"\b2 (of its )?losses"):
+        kind(run_opts={"nonfinite_patience": 1}).fit(range(1), data)
+
+
+def test_gradients_that_are_not_finite_without_such_a_loss_end_a_fit_batch_of_its_own_too() -> None:
+    class Rooted(OwnFitBatch):
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+            return (predictions - predictions.detach()).abs().sqrt().mean()
+
+    brain = Rooted(run_opts={"nonfinite_patience": 5})
+    with pytest.raises(DivergedError, match="the loss is finite, but 6 of its gradients in this epoch were not finite"):
+        brain.fit(range(1), batches())
+    assert brain.nonfinite_count == 0
+    assert not any(map(math.isnan, weights(brain.modules.net)))
+
+
 class OwnAverage(Plain):
     """The loss of a pass is that of its last batch."""
 
