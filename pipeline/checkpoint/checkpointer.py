@@ -25,12 +25,11 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 
 _Hook: TypeAlias = Callable[..., Any] | None
-_Hooks: TypeAlias = Mapping[str, Callable[..., Any]] | None
-# A function of a checkpoint; a name in its meta; several of them.
+# A function of a checkpoint; a name in its meta; several of them; and what has something under each name.
 _Key: TypeAlias = Callable[["Checkpoint"], Any] | None
 _Name: TypeAlias = str | None
 _Names: TypeAlias = Iterable[str] | None
-_Meta: TypeAlias = Mapping[str, Any] | None
+_Map: TypeAlias = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class Checkpoint:
             CheckpointError: it is none, or damaged.
         """
         state = layout.parse_state(storage.read_small(path / layout.STATE, layout.MAX_STATE), path / layout.STATE)
-        own = {"unixtime": path.stat().st_mtime, "end-of-epoch": state.get("end_of_epoch", True)}
-        return cls(path, {**state.get("meta", {}), **own}, "meta" in state)
+        meta = {"unixtime": path.stat().st_mtime, **state.get("meta", {})}
+        return cls(path, {**meta, "end-of-epoch": state.get("end_of_epoch", True)}, "meta" in state)
 
     @property
     def paramfiles(self) -> Mapping[str, io.BytesIO]:
@@ -150,9 +149,9 @@ class Checkpointer(RunCheckpointer):
     def __init__(
         self,
         checkpoints_dir: str | Path,
-        recoverables: Mapping[str, Any] | None = None,
-        custom_load_hooks: _Hooks = None,
-        custom_save_hooks: _Hooks = None,
+        recoverables: _Map = None,
+        custom_load_hooks: _Map = None,
+        custom_save_hooks: _Map = None,
         allow_partial_load: bool = False,
         *,
         keep_last: int | None = None,
@@ -212,7 +211,7 @@ class Checkpointer(RunCheckpointer):
             self.add_recoverable(name, obj)
 
     def save_checkpoint(
-        self, meta: _Meta = None, end_of_epoch: bool = True, name: _Name = None, verbosity: int = logging.INFO
+        self, meta: _Map = None, end_of_epoch: bool = True, name: _Name = None, verbosity: int = logging.INFO
     ) -> Checkpoint | None:
         """Save a checkpoint.
 
@@ -234,7 +233,7 @@ class Checkpointer(RunCheckpointer):
 
     def save_and_keep_only(  # noqa: PLR0917 # as SpeechBrain's is called
         self,
-        meta: _Meta = None,
+        meta: _Map = None,
         end_of_epoch: bool = True,
         name: _Name = None,
         num_to_keep: int = 1,
@@ -385,13 +384,14 @@ class Checkpointer(RunCheckpointer):
                 self.delete_checkpoints(**keep, verbosity=verbosity)
         return path
 
-    def _ask(self, meta: _Meta, end_of_epoch: bool, name: _Name, verbosity: int, *keeps: Any) -> Checkpoint | None:
+    def _ask(self, meta: _Map, end_of_epoch: bool, name: _Name, verbosity: int, *keeps: Any) -> Checkpoint | None:
         """Have ``fit`` save a checkpoint; save it, where none trains."""
         mark = "@" if self._models and not self._wake else "+"
         layout.checkpoint_name(0, suffix := f"{mark}{name}" if name else "")
         if name:
             keeps = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *keeps)
-        self._asked.append((finite(dict(meta or {}), "meta"), suffix, verbosity, keeps))
+        asked = finite(dict(meta or {}), "meta"), suffix, verbosity, keeps
+        self._asked = [*self._asked, asked] if self._wake else [asked]
         if self._wake:
             self._wake()
             return None

@@ -826,8 +826,6 @@ class Brain:
             # What was added in the block, as by on_fit_start, is of this fit.
             if checkpointer:
                 checkpointer.recoverables, checkpointer._wake = recoverables, wake
-                # What a fit that has failed did not come to save.
-                checkpointer._asked = checkpointer._asked if wake else []
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""

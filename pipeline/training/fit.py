@@ -100,8 +100,8 @@ class Fit(PassLoop):
         if options.profile_training and current_world().is_main:
             self._profile()
         if saver:
-            # Several processes look together, when it is time.
-            saver._wake = object if self.agreement else self.wake
+            # Several processes look together, when it is time. What a fit before has failed to save is not of this one.
+            saver._wake, saver._asked = object if self.agreement else self.wake, []
         self.metrics: dict[str, float] = {}
         self.epochs: list[int] = []
         self.running: EntryState | None = None
