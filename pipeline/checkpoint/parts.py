@@ -129,7 +129,7 @@ Parts = Mapping[str, Any]
 def parts_of(models: Models) -> dict[str, Any]:
     """The parts by their place, such as ``phase.line.updater.optimizer``; without weights and schedulers, which are saved elsewhere."""
     elsewhere = {id(part) for entry in models.values() for part in _saved_elsewhere(entry)}
-    storages = {memory_of(value) for entry in models.values() for value in module_of(entry).state_dict().values()}
+    storages = {_memory(value) for entry in models.values() for value in module_of(entry).state_dict().values()}
     parts: dict[str, Any] = {}
     for phase, entry in models.items():
         for role in ("brain", "updater"):
@@ -142,14 +142,14 @@ def parts_of(models: Models) -> dict[str, Any]:
 
 def part_states(parts: Parts, updaters: Mapping[str, Any], configured: Mapping[str, Options]) -> dict[str, Any]:
     """The states of the parts; None for one without a state, or that is in the state of an updater."""
-    saved = {memory_of(tensor) for tensor in _tensors(updaters)}
+    saved = {_memory(tensor) for tensor in _tensors(updaters)}
     states: dict[str, Any] = {}
     for place, part in parts.items():
         if isinstance(part, Optimizer):
             state: Any = optimizer_state_of(part, configured.get(place) or options_of(part))
         else:
             state = part.state_dict()
-        memory = {memory_of(tensor) for tensor in _tensors(state)}
+        memory = {_memory(tensor) for tensor in _tensors(state)}
         states[place] = None if memory and memory <= saved else state or None
     return states
 
@@ -238,7 +238,7 @@ def _load(part: Any, state: Any, configured: Options | None) -> None:
 
 def _shows(module: nn.Module, storages: set[tuple[int, int]]) -> bool:
     """Whether everything in a module is among the weights, as for a wrapper around a part of the model."""
-    return storages.issuperset(map(memory_of, module.state_dict().values()))
+    return storages.issuperset(map(_memory, module.state_dict().values()))
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
@@ -249,7 +249,7 @@ def _tensors(state: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def memory_of(value: Any) -> tuple[int, int]:
+def _memory(value: Any) -> tuple[int, int]:
     """The memory address of a tensor; for anything else a unique value."""
     own = isinstance(value, Tensor) and value.layout is torch.strided and not is_lazy(value) and value.numel()
     return (value.data_ptr(), value.numel()) if own else (id(value), -1)
