@@ -85,7 +85,7 @@ RunnerSettings = RunnerSchema
 
 
 class CheckpointerView(Protocol):
-    """What stages and plugins need of the checkpointer; it is in ``checkpoint/checkpointer.py``."""
+    """What stages and plugins need of the checkpointer; it is in ``checkpoint/run_checkpointer.py``."""
 
     def add_recoverable(self, name: str, recoverable: Any) -> None:
         """Keep the state of an object in each checkpoint, and restore it when the run is resumed."""

@@ -629,8 +629,8 @@ def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
     trainer = GeneralTrainer(named)
     trainer.run()
     checkpointer = trainer.contexts["train_runner"]["checkpointer"]
-    assert checkpointer._recoverables["plugin:my_plugin"].state_dict() == {"batches": 12}
-    assert "plugin:metric_log" not in checkpointer._recoverables
+    assert checkpointer.recoverables["plugin:my_plugin"].state_dict() == {"batches": 12}
+    assert "plugin:metric_log" not in checkpointer.recoverables
 
 
 def test_the_plugin_with_a_forward_hook_reports_what_the_module_has_returned(linear: Path) -> None:

@@ -1,277 +1,428 @@
-"""Checkpointer: saves and loads the checkpoints of a runner; the one class that others use."""
+"""Checkpointer: the checkpoints of ``Brain.fit`` or of a script, with the calls of SpeechBrain's; and a Checkpoint."""
 
 from __future__ import annotations
 
-import atexit
-import json
-from collections import deque
+import io
+import logging
 from collections.abc import Callable, Iterable, Mapping
-from concurrent import futures
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from loguru import logger
-from torch import Tensor
 
-from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
-from pipeline.checkpoint.parts import InitialModels
-from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
-from pipeline.checkpoint.restore import restore_recoverable, restore_training
-from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
-from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite, short
-from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, SharedSave, newest_valid
+from pipeline.checkpoint import layout, reader, restore, storage, store
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
+from pipeline.checkpoint.state import TrainingState
+from pipeline.checkpoint.storage import DISK, Disk, finite
 from pipeline.checkpoint.weights import Models
-from pipeline.context import Context
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 
+_Hook: TypeAlias = Callable[..., Any] | None
+# A function of a checkpoint; a name in its meta; several of them; and what has something under each name.
+_Key: TypeAlias = Callable[["Checkpoint"], Any] | None
+_Name: TypeAlias = str | None
+_Names: TypeAlias = Iterable[str] | None
+_Map: TypeAlias = Mapping[str, Any] | None
 
-class Checkpointer:
-    """The checkpoints of one runner, of one ``Brain.fit``, or of a script.
 
-    In a run, stages and plugins save with ``context.save()``: the loop adds what a resume needs. Of several processes all
-    have to save: rank 0 writes what they share, each of the others what it alone has.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is on disk; two of the same path are equal.
+
+    Attributes:
+        path: its folder.
+        meta: what it was saved with; ``unixtime`` and ``end-of-epoch`` besides.
+        asked: whether a call has asked for it; ``fit`` saves others by itself.
+    """
+
+    path: Path
+    meta: dict[str, Any] = field(compare=False)
+    asked: bool = field(compare=False, repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """The one in a folder; what it holds beside this is neither read nor verified.
+
+        Raises:
+            CheckpointError: it is none, or damaged.
+        """
+        state = layout.parse_state(storage.read_small(path / layout.STATE, layout.MAX_STATE), path / layout.STATE)
+        meta = {"unixtime": path.stat().st_mtime, **state.get("meta", {})}
+        return cls(path, {**meta, "end-of-epoch": state.get("end_of_epoch", True)}, "meta" in state)
+
+    @property
+    def paramfiles(self) -> Mapping[str, io.BytesIO]:
+        """Name -> the state of a recoverable as a file in memory that ``torch.load`` reads; the whole is read for it."""
+        files = {}
+        for name, state in reader.read_checkpoint(self.path).training["recoverables"].items():
+            torch.save(state, file := io.BytesIO())
+            file.seek(0)
+            files[name] = file
+        return files
+
+
+def ckpt_recency(checkpoint: Checkpoint) -> tuple[int, float]:
+    """What is higher the newer a checkpoint is: its iteration, and then its time."""
+    return layout.step_of(checkpoint.path) or 0, checkpoint.meta["unixtime"]
+
+
+class _OwnFile(NamedTuple):
+    """A recoverable whose state functions write into a file, and read from one."""
+
+    name: str
+    target: Any
+    save: Callable[..., Any]
+    load: Callable[..., Any]
+    checkpointer: Checkpointer
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the file holds, as plain data and tensors, or as text."""
+        with TemporaryDirectory() as folder:
+            self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))
+            over = {"end_of_epoch": self.checkpointer._end_of_epoch}
+            with suppress(UnicodeDecodeError, FileNotFoundError):
+                return {**over, "text": path.read_bytes().decode()}
+            try:
+                return {**over, "data": torch.load(path, map_location="cpu", weights_only=True)}
+            except Exception as error:  # whatever torch's reader says of what is none of its files
+                what = f"{self.name}: its saver wrote nothing that torch.load(weights_only=True) can read"
+                raise CheckpointError(f"{what}; save tensors and plain data, or text, to its path") from error
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Write the file anew for the loader."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder, f"{self.name}.ckpt")
+            if "text" in state:
+                path.write_bytes(state["text"].encode())
+            else:
+                torch.save(state["data"], path)
+            self.load(self.target, path, state["end_of_epoch"])
+
+
+def _save(target: Any, path: Path) -> None:
+    torch.save(target.state_dict(), path)
+
+
+def _load(target: Any, path: Path, _: bool) -> None:
+    target.load_state_dict(torch.load(path, weights_only=True))
+
+
+def _marked(kind: type, mark: str) -> _Hook:
+    """The method of a class that SpeechBrain's ``mark_as_saver`` or ``mark_as_loader`` has marked; None: it has none."""
+    methods = chain.from_iterable(vars(cls).values() for cls in kind.__mro__)
+    return next((method for method in methods if getattr(method, mark, False) is True), None)
+
+
+class Checkpointer(RunCheckpointer):
+    """The checkpoints of ``Brain.fit``, or of a script; its calls are those of SpeechBrain's.
+
+    While ``fit`` trains, what a call asks for is saved as soon as the batch, or in ``on_stage_end`` the epoch, is over:
+    as the one checkpoint that ``fit`` saves then, so that training goes on from it bit for bit. Elsewhere it is saved at
+    once: the recoverables, and the weights of the Brain, if it has one. Of several processes all have to call.
 
     Args:
-        folder: where they are; made with the first.
-        keep_last: how many of the newest are kept, 2 at least; None: all.
+        checkpoints_dir: where they are; made with the first.
+        recoverables: name -> object whose state is kept: with ``state_dict`` and ``load_state_dict``, or with the two
+            methods that SpeechBrain's ``mark_as_saver`` and ``mark_as_loader`` mark.
+        custom_load_hooks: name -> ``function(object, path, end_of_epoch)`` that loads its file.
+        custom_save_hooks: name -> ``function(object, path)`` that writes it; with ``torch.save`` of plain data, or text.
+        allow_partial_load: whether what a checkpoint lacks stays as it is; else that is an error.
+        keep_last: how many of the newest are kept beside those that calls have asked for, 2 at least; None: all, or with
+            ``recoverables`` 2.
         asynchronous: ``save`` copies the tensors and returns, a thread does the rest.
         disk: what writes.
 
+    Attributes:
+        recoverables: those and the ones that were added, by name; one with functions for its file as what calls them.
+
     Raises:
-        ConfigError: ``keep_last`` is less than 2.
+        ConfigError: ``keep_last`` is less than 2, or a recoverable has no state.
     """
 
     def __init__(
-        self, folder: str | Path, *, keep_last: int | None = None, asynchronous: bool = False, disk: Disk = DISK
-    ) -> None:
-        if keep_last is not None and keep_last < FEWEST:
-            raise ConfigError(f"keep_last is {keep_last}; use {FEWEST} at least, since one may be damaged")
-        self._folder = Path(folder)
-        # The checkpoint from which the run goes on, and the models as they were before anything was restored.
-        self._resumed: LoadedCheckpoint | None = None
-        self._initial: InitialModels | None = None
-        self._recoverables: dict[str, Recoverable] = {}
-        self._asynchronous = asynchronous
-        self._saver = CheckpointWriter(self._folder, disk, keep_last)
-        # The asynchronous save for which nobody has waited.
-        self._saving: futures.Future[None] | None = None
-        self._buffers: dict[str, Tensor] = {}
-        self._committed: deque[Path] = deque()
-        # Replaced and never changed, since a thread reads it.
-        self._protected: frozenset[Path] = frozenset()
-
-    def _capture(self, models: Models, **more: Any) -> TrainingState:
-        """The state of everything that trains and of the recoverables; for ``more`` see ``TrainingState.capture``."""
-        return TrainingState.capture(models, self._recoverables, self._initial, **more)
-
-    def save(
         self,
-        models: Models,
-        train_state: Mapping[str, int],
-        metrics: Mapping[str, Any],
-        training: Mapping[str, Any] | None = None,
-        iterations: Iterations | None = None,
-    ) -> Path:
-        """Write a checkpoint and return its path; an equal one of the same step stays as it is.
+        checkpoints_dir: str | Path,
+        recoverables: _Map = None,
+        custom_load_hooks: _Map = None,
+        custom_save_hooks: _Map = None,
+        allow_partial_load: bool = False,
+        *,
+        keep_last: int | None = None,
+        asynchronous: bool = False,
+        disk: Disk = DISK,
+    ) -> None:
+        if keep_last is None and recoverables is not None:
+            keep_last = store.FEWEST
+        super().__init__(checkpoints_dir, keep_last=keep_last, asynchronous=asynchronous, disk=disk)
+        self.custom_load_hooks, self.custom_save_hooks = dict(custom_load_hooks or {}), dict(custom_save_hooks or {})
+        self.allow_partial_load, self._optional = allow_partial_load, set[str]()
+        # The Brain, if it is that of one.
+        self._models: Models = {}
+        # While fit trains: has it look what is asked for.
+        self._wake: Callable[[], object] | None = None
+        # What calls have asked for: meta, suffix, level of the log line, and how to delete others.
+        self._asked: list[tuple[dict[str, Any], str, int, tuple[Any, ...]]] = []
+        # Of the checkpoint that is saved now.
+        self._end_of_epoch = True
+        self.add_recoverables(recoverables or {})
 
-        Asynchronously the path is that which it will have; ``all``, ``newest`` and the next ``save`` wait for it.
+    def add_recoverable(
+        self,
+        name: str,
+        obj: Any,
+        custom_load_hook: _Hook = None,
+        custom_save_hook: _Hook = None,
+        optional_load: bool = False,
+    ) -> None:
+        """Keep the state of an object in each checkpoint; one that had the name is replaced.
 
         Args:
-            models: phase -> what the network stage built for it.
-            train_state: the counters; ``iteration`` names the checkpoint.
-            metrics: the newest numbers, kept beside the weights.
-            training: what else is needed to go on, as a run and ``Brain.fit`` have it.
-            iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
+            name: of its state.
+            obj: the object.
+            custom_load_hook: as in ``custom_load_hooks``.
+            custom_save_hook: as in ``custom_save_hooks``.
+            optional_load: whether it stays as it is where a checkpoint lacks it.
 
         Raises:
-            StorageError: the storage refuses, now or at the asynchronous save before; what was saved is there still.
-            CheckpointError: something in the state cannot be saved.
+            ConfigError: nothing says how to save or load it.
         """
-        self._wait()
-        final = self._path_of(train_state["iteration"])
-        if iterations is None:
-            iterations = reader.iterations_at(metrics, train_state["iteration"])
-        counted = {"train_state": dict(train_state), "metrics": metrics, "iterations": iterations}
-        shared = SharedSave() if current_world().size > 1 else None
-        work = partial(self._write, final, self._snapshot(models, counted, training), shared)
-        if self._asynchronous:
-            # In case the process ends without looking at what becomes of it.
-            atexit.register(self._tell)
-            # The interpreter waits for its thread at the end.
-            self._saving = futures.ThreadPoolExecutor(1, "checkpoint").submit(work)
-        else:
-            work()
-        return final
+        save = custom_save_hook or self.custom_save_hooks.get(name) or _marked(type(obj), "_speechbrain_saver")
+        load = custom_load_hook or self.custom_load_hooks.get(name) or _marked(type(obj), "_speechbrain_loader")
+        if not (save and load) and not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+            what = f"recoverable '{name}' ({type(obj).__name__}) has neither state_dict and load_state_dict nor hooks"
+            raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
+        self.recoverables[name] = _OwnFile(name, obj, save or _save, load or _load, self) if save or load else obj
+        (self._optional.add if optional_load else self._optional.discard)(name)
 
-    def _wait(self) -> None:
-        """Wait until the last save is on disk.
+    def add_recoverables(self, recoverables: Mapping[str, Any]) -> None:
+        """``add_recoverable`` for each of a mapping.
 
         Raises:
-            StorageError: it is not, since the storage refuses; raised once.
+            ConfigError: nothing says how to save or load one of them.
         """
-        if self._saving:
-            futures.wait([self._saving])
-        self._check()
+        for name, obj in recoverables.items():
+            self.add_recoverable(name, obj)
 
-    def _check(self) -> None:
-        """Raise the error of an asynchronous save that is done, once."""
-        if self._saving and self._saving.done():
-            saving, self._saving = self._saving, None
-            atexit.unregister(self._tell)
-            saving.result()
+    def save_checkpoint(
+        self, meta: _Map = None, end_of_epoch: bool = True, name: _Name = None, verbosity: int = logging.INFO
+    ) -> Checkpoint | None:
+        """Save a checkpoint.
 
-    def _tell(self) -> None:
-        if self._saving and (error := self._saving.exception()):
-            logger.error(f"in the background: {error}")
-
-    def _poll(self) -> list[Path]:
-        """The checkpoints that are newly on disk since the last call; it does not wait.
-
-        Of several processes one may see it earlier than another; so that all do the same then, nobody sees it before
-        ``save`` or ``_wait``.
-
-        Raises:
-            StorageError: the storage refused the last one; raised once, here or by ``save`` and ``_wait``.
-        """
-        if self._saving and current_world().size > 1:
-            return []
-        self._check()
-        return [self._committed.popleft() for _ in range(len(self._committed))]
-
-    def _protect(self, paths: Iterable[Path]) -> None:
-        """Keep these checkpoints, such as the best, however old they get; it replaces those of an earlier call."""
-        self._protected = frozenset(paths)
-
-    def _path_of(self, iteration: int) -> Path:
-        """Where the checkpoint of an iteration is, or will be."""
-        return self._folder / layout.checkpoint_name(iteration)
-
-    def all(self) -> list[Path]:
-        """The checkpoints, by step; waits for one that is being saved."""
-        self._wait()
-        return layout.committed_checkpoints(self._folder)
-
-    def newest(self) -> Path | None:
-        """The checkpoint of the highest step; None if there is none."""
-        return next(reversed(self.all()), None)
-
-    def _newest_valid(self) -> LoadedCheckpoint | None:
-        """The valid checkpoint of the highest step; first removes what a killed process has left behind.
-
-        Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
-        whoever holds the run may call this: it would take away what another process is writing.
+        Args:
+            meta: plain data by which it can be found, such as ``{"loss": 0.1}``.
+            end_of_epoch: whether an epoch is over, ``meta["end-of-epoch"]``; while ``fit`` trains, it knows that itself.
+            name: what stands behind the iteration in the name of its folder. An earlier one of this name is deleted.
+            verbosity: level of its log line, as in ``logging``.
 
         Returns:
-            What it holds; None where none was ever committed.
+            The checkpoint; None while ``fit`` trains, which saves it later.
 
         Raises:
-            NoCheckpointError: some were committed, and none is valid.
-            StorageError: the storage refuses for a reason that may pass.
+            StageError: ``meta`` is no plain data.
+            CheckpointError: the state of a recoverable cannot be saved.
+            StorageError: the storage refuses.
         """
-        self._wait()
-        return newest_valid(self._saver)
+        return self._ask(meta, end_of_epoch, name, verbosity)
 
-    def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
-        """Keep the state of an object in each checkpoint, and restore it when the run is resumed.
+    def save_and_keep_only(  # noqa: PLR0917 # as SpeechBrain's is called
+        self,
+        meta: _Map = None,
+        end_of_epoch: bool = True,
+        name: _Name = None,
+        num_to_keep: int = 1,
+        keep_recent: bool = True,
+        importance_keys: Iterable[_Key] = (),
+        max_keys: _Names = None,
+        min_keys: _Names = None,
+        ckpt_predicate: _Key = None,
+        verbosity: int = logging.INFO,
+    ) -> None:
+        """``save_checkpoint``, and then ``delete_checkpoints``; ``keep_recent``: ``ckpt_recency`` is one of the keys."""
+        keys = {"importance_keys": [*importance_keys, *([ckpt_recency] if keep_recent else [])], "max_keys": max_keys}
+        keep = {**keys, "min_keys": min_keys, "num_to_keep": num_to_keep, "ckpt_predicate": ckpt_predicate}
+        self._ask(meta, end_of_epoch, name, verbosity, keep)
 
-        Raises:
-            ConfigError: another has the name.
-        """
-        if name in self._recoverables:
-            raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
-        self._recoverables[name] = recoverable
-        if self._resumed and (state := self._resumed.state) and name in state.recoverables:
-            restore_recoverable(name, recoverable, state, str(self._resumed.path))
+    def list_checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, the newest first; a damaged one may be among them."""
+        found = []
+        for path in self.all():
+            # Not what another process has just removed, or what is no checkpoint.
+            with suppress(CheckpointError, OSError):
+                found.append(Checkpoint.read(path))
+        return sorted(found, key=ckpt_recency, reverse=True)
 
-    def _begin(self, models: Any) -> None:
-        """Remember the models as they are now, before a resumed run restores them.
+    def find_checkpoint(
+        self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
+    ) -> Checkpoint | None:
+        """The first of ``find_checkpoints``; None: there is none."""
+        return next(iter(self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)), None)
 
-        What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
-        """
-        entries = models.items() if isinstance(models, Mapping) else ()
-        self._initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
-
-    def _restore(self, context: Context) -> None:
-        """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
-
-        The trainer calls this once, before the runner stage, when a run is resumed; the loop takes what is its own from
-        ``_resumed``, which is None where there was none.
-
-        Raises:
-            NoCheckpointError: some were committed, and none is valid.
-            CheckpointError: it does not fit the models.
-        """
-        if checkpoint := self._newest_valid():
-            restore_training(checkpoint, context, self._recoverables, self._initial)
-            self._resumed = checkpoint
-            logger.info(
-                f"going on after iteration {checkpoint.train_state['iteration']}, from {short(checkpoint.path)}"
-            )
-
-    def best(self, metric: str, mode: str) -> Path | None:
-        """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
-
-        Only numbers of its own iteration count, and not those that a later checkpoint shows beside its weights.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none knows the number as its own.
-        """
-        return reader.best_by_metric(self.all(), metric, mode)
-
-    def load_weights(self, path: str | Path, models: Models) -> None:
-        """Load the weights of a checkpoint into every phase, or those of a file into the only phase.
-
-        A phase takes the weights saved under its name; where both sides have just one, the names may differ.
+    def find_checkpoints(
+        self,
+        importance_key: _Key = None,
+        max_key: _Name = None,
+        min_key: _Name = None,
+        ckpt_predicate: _Key = None,
+        max_num_checkpoints: int | None = None,
+    ) -> list[Checkpoint]:
+        """The checkpoints by a key, the best first; of equals, and without a key, the newest.
 
         Args:
-            path: a checkpoint, a ``.safetensors`` file, or a ``.pt``, ``.pth`` or ``.bin`` file that ``torch.save`` wrote.
-            models: phase -> what the network stage built for it.
+            importance_key: function of a checkpoint, more being better.
+            max_key: a name in ``meta``, more being better. Only those count that have a number there.
+            min_key: likewise, less being better.
+            ckpt_predicate: whether a checkpoint counts.
+            max_num_checkpoints: how many at most.
 
         Raises:
-            CheckpointError: it is missing or damaged, or does not fit the models.
+            ConfigError: several keys are given.
+        """
+        if sum(key is not None for key in (importance_key, max_key, min_key)) > 1:
+            raise ConfigError("importance_key, max_key and min_key each choose a checkpoint; give one of them")
+        found, key = self.list_checkpoints(), max_key or min_key
+        if key:
+            found = [each for each in found if isinstance(each.meta.get(key), int | float)]
+            found.sort(key=lambda each: -each.meta[key] if max_key else each.meta[key])
+        elif importance_key:
+            found.sort(key=importance_key, reverse=True)
+        return list(filter(ckpt_predicate, found))[:max_num_checkpoints]
+
+    def recover_if_possible(
+        self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
+    ) -> Checkpoint | None:
+        """``load_checkpoint`` the first of ``find_checkpoints`` that is valid; the damaged ones before it are set aside.
+
+        Returns:
+            It; None: there is none.
+
+        Raises:
+            NoCheckpointError: there are some, and none is valid.
+            CheckpointError: it does not fit, or lacks a recoverable.
+        """
+
+        def found() -> list[Path]:
+            return [each.path for each in self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)]
+
+        loaded = store.newest_valid(self._saver, bool(self.recoverables), found)
+        if loaded is None:
+            logger.info(f"{self._folder}: has no such checkpoint")
+            return None
+        self._load(loaded)
+        return Checkpoint.read(loaded.path)
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Load the recoverables from a checkpoint, and the weights of the Brain that trains or is evaluated.
+
+        Raises:
+            CheckpointError: it is damaged, does not fit, or lacks a recoverable.
         """
         self._wait()
-        weights.load_weights(foreign.read_weights(Path(path)).weights, models, str(path))
-        logger.info(f"weights of {', '.join(models)} loaded from {path}")
+        self._load(reader.read_checkpoint(checkpoint.path))
 
-    def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
-        """A copy of everything that this process saves; asynchronous saves need memory of their own."""
-        state, tensors = json.dumps(finite(counted), indent=1).encode(), _tensors_of(models, training)
-        of_main: dict[str, Callable[[], list[Buffer]]] = {layout.STATE: lambda: [state]}
-        contents = of_main if current_world().is_main else {}
-        for file, (values, texts) in tensors.items():
-            buffer = partial(self._buffer, file) if self._asynchronous else None
-            contents[file] = safetensors_io.pack(values, texts, buffer)
-        return contents
+    def delete_checkpoints(
+        self,
+        *,
+        num_to_keep: int = 1,
+        min_keys: _Names = None,
+        max_keys: _Names = None,
+        importance_keys: Iterable[_Key] = (ckpt_recency,),
+        ckpt_predicate: _Key = None,
+        verbosity: int = logging.INFO,
+    ) -> None:
+        """Delete the checkpoints that a key has and none puts among its ``num_to_keep`` best.
 
-    def _buffer(self, file: str, size: int) -> Tensor:
-        """Memory for a file, used again at each save; on a machine with CUDA a GPU copies into it by itself."""
-        memory = self._buffers.get(file)
-        if memory is None or memory.numel() < size:
-            memory = self._buffers[file] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        return memory
+        The newest two that are valid stay, and the newest two from which ``fit`` can go on, unless ``num_to_keep`` is 0.
 
-    def _write(self, final: Path, contents: Contents, shared: SharedSave | None) -> None:
-        """Save, then report the checkpoint and remove old ones."""
-        if self._saver.save(final.name, contents, shared):
-            self._committed.append(final)
-            if current_world().is_main:
-                self._saver.remove_old(final, self._protected)
+        Args:
+            num_to_keep: how many stay of each key.
+            min_keys: as ``min_key`` of ``find_checkpoints``.
+            max_keys: as ``max_key``.
+            importance_keys: as ``importance_key``.
+            ckpt_predicate: whether a checkpoint may be deleted.
+            verbosity: level of its log lines, as in ``logging``.
 
+        Raises:
+            ConfigError: ``num_to_keep`` is negative.
+        """
+        if num_to_keep < 0:
+            raise ConfigError(f"num_to_keep is {num_to_keep}; use 0 or more")
+        keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
+        keys += [{"max_key": key} for key in max_keys or ()] + [{"importance_key": key} for key in importance_keys]
+        ranked = [[each.path for each in self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate)] for key in keys]
+        others = {path for own in ranked for path in own} - {path for own in ranked for path in own[:num_to_keep]}
+        if others and current_world().is_main:
+            listed = [each.path for each in self.list_checkpoints() if num_to_keep]
+            for newest in (listed, filter(layout.is_resumable, listed)):
+                others -= {*islice((path for path in newest if self._saver.is_valid(path)), store.FEWEST)}
+            for path in others:
+                self._saver.remove(path)
+                logger.log(logging.getLevelName(verbosity), f"{path}: is deleted")
 
-def _tensors_of(models: Models, training: Mapping[str, Any] | None) -> dict[str, safetensors_io.TensorFile]:
-    """The files that this process writes: weights and training state, or on another rank than 0 what it has of its own."""
-    world, tensors = current_world(), {}
-    if world.rank:
-        return {layout.rank_file(world.rank, world.size): pytree.flatten(own_parts(training))}
-    for phase, module in weights.unique_modules(models).items():
-        file = f"{phase}{layout.SUFFIX}"
-        if not (layout.is_weights(file) and layout.is_file_name(file)):
-            raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-        tensors[file] = pytree.split(module.state_dict())
-    if training is not None:
-        tensors[layout.TRAINING] = pytree.flatten(training)
-    return tensors
+    def save(self, models: Models, train_state: Mapping[str, int], *rest: Any, suffix: str = "", **told: Any) -> Path:
+        """Write a checkpoint, as ``RunCheckpointer.save``; while ``fit`` trains, with what was asked for meanwhile."""
+        asked, self._asked = self._asked, []
+        if asked or self._wake:
+            suffix = next((own for _, own, *_ in reversed(asked) if own), suffix)
+            path, listed = self._path_of(train_state["iteration"], suffix), self.list_checkpoints()
+            # Of the same iteration, such as in the last batch of the epoch that is over now.
+            metas = [each.meta for each in listed if each.asked and each.path == path] + [meta for meta, *_ in asked]
+            if metas:
+                told["meta"] = {key: value for meta in metas for key, value in meta.items()}
+            told["end_of_epoch"] = self._end_of_epoch
+            self._protect(each.path for each in listed if each.asked)
+        path = super().save(models, train_state, *rest, **{**told, "suffix": suffix})
+        for _, _, verbosity, keeps in asked:
+            logger.log(logging.getLevelName(verbosity), f"{path}: is saved")
+            for keep in keeps:
+                self.delete_checkpoints(**keep, verbosity=verbosity)
+        return path
+
+    def _ask(self, meta: _Map, end_of_epoch: bool, name: _Name, verbosity: int, *keeps: Any) -> Checkpoint | None:
+        """Have ``fit`` save a checkpoint; save it, where none trains."""
+        mark = "@" if self._models and not self._wake else "+"
+        layout.checkpoint_name(0, suffix := f"{mark}{name}" if name else "")
+        if name:
+            keeps = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *keeps)
+        asked = finite(dict(meta or {}), "meta"), suffix, verbosity, keeps
+        self._asked = [*self._asked, asked] if self._wake else [asked]
+        if self._wake:
+            self._wake()
+            return None
+        self._end_of_epoch, newest = end_of_epoch, self.newest()
+        # With a Brain, that of what it has trained; in a script, the next.
+        iteration = (layout.step_of(newest) or 0 if newest else 0) + (not self._models)
+        if self._models and not name:
+            suffix = next(own for own in map("@{}".format, count(2)) if not self._path_of(iteration, own).exists())
+        iteration, suffix = current_world().broadcast((iteration, suffix))
+        training = TrainingState.capture(self._models, self.recoverables, None).to_tree()
+        counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
+        path = self.save(self._models, counters, {}, training, suffix=suffix)
+        self._wait()
+        return Checkpoint.read(path)
+
+    def _in_folder(self, folder: Path) -> Checkpointer:
+        """One with the same recoverables, and checkpoints elsewhere."""
+        other = Checkpointer(folder, allow_partial_load=True)
+        for name, each in self.recoverables.items():
+            other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
+        other._models = self._models
+        return other
+
+    def _load(self, loaded: LoadedCheckpoint) -> None:
+        states = loaded.state.recoverables if loaded.state else {}
+        for name in self.recoverables.keys() - states.keys() - self._optional:
+            if not (self.allow_partial_load or "dataloader" in name):
+                what = f"{loaded.path}: has no state of '{name}'"
+                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")
+        if self._models and loaded.weights:
+            restore.restore_weights(loaded, self._models)
+            logger.info(f"weights of {', '.join(self._models)} loaded from {loaded.path}")
+        if self.recoverables and loaded.state:
+            restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))

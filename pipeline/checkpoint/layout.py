@@ -12,23 +12,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.checkpoint import storage
-from pipeline.errors import CheckpointError, StorageError
+from pipeline.errors import CheckpointError, ConfigError, StorageError
 
 # The name of a folder of checkpoints in the folder of a runner.
 FOLDER = "checkpoints"
 
 NEW = ".new"
 
-_STEP = re.compile(r"step-(\d{12,15})(\.new)?")
+# What stands behind a + tells it from others; behind an @, it was saved while nothing trained.
+_NAMED = r"step-(\d{12,15})([+@][\w=.-]{1,100}?)?(\.new)?"
 
-_LEFT = re.compile(r"\.(tmp|del)-step-\d{12,15}(\.new)?-[0-9a-f]{8}")
+_STEP = re.compile(_NAMED, re.ASCII)
 
-_BAD = re.compile(r"\.bad-step-\d{12,15}(\.new)?-[0-9a-f]{8}")
+_LEFT = re.compile(rf"\.(tmp|del)-{_NAMED}-[0-9a-f]{{8}}", re.ASCII)
+
+_BAD = re.compile(rf"\.bad-{_NAMED}-[0-9a-f]{{8}}", re.ASCII)
 
 
-def checkpoint_name(iteration: int) -> str:
-    """The name of the checkpoint of an iteration."""
-    return f"step-{iteration:012d}"
+def checkpoint_name(iteration: int, suffix: str = "") -> str:
+    """The name of the folder of a checkpoint; ``suffix``: a + or @ and what tells it from others of the same iteration.
+
+    Raises:
+        ConfigError: it cannot be a part of one.
+    """
+    folder = f"step-{iteration:012d}{suffix}"
+    if not _STEP.fullmatch(folder) or folder.endswith(NEW):
+        raise ConfigError(f"'{suffix[1:]}' cannot name a checkpoint; use at most 100 letters, digits and any of _=.-")
+    return folder
+
+
+def is_resumable(path: Path) -> bool:
+    """Whether a training can go on from a checkpoint, by its name."""
+    return "@" not in path.name
 
 
 def step_of(path: Path) -> int | None:
@@ -215,7 +230,7 @@ def parse_state(content: bytes, path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(content)
         counters, metrics = state["train_state"], state["metrics"]
-        phases = [*metrics.values(), *state.get("iterations", {}).values()]
+        phases = [*metrics.values(), *state.get("iterations", {}).values(), state.get("meta", {})]
         whole = type(counters["iteration"]) is int and all(isinstance(numbers, dict) for numbers in phases)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: makes no sense ({error}); use another checkpoint") from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from loguru import logger
 
@@ -83,7 +83,13 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {target}")
 
 
-def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> LoadedCheckpoint | None:
+# Gives the paths of some checkpoints.
+_Choose: TypeAlias = Callable[[], Iterable[Path]] | None
+
+
+def newest_valid(
+    writer: CheckpointWriter, with_training: bool = True, choose: _Choose = None
+) -> LoadedCheckpoint | None:
     """The valid checkpoint of the highest step; None if none was ever committed.
 
     Of several processes all call it: rank 0 looks for it, and the others read what it has found.
@@ -91,33 +97,37 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
     Args:
         writer: of the folder, which nobody else is writing to.
         with_training: False reads and verifies the weights and numbers alone.
+        choose: gives the paths of those to look at, the best first, in a folder to which others may write; None: all
+            from which a training can go on.
 
     Raises:
         NoCheckpointError: some were committed, and none is valid.
         StorageError: the storage refuses for a reason that may pass.
     """
     world = current_world()
-    checkpoint = world.attempt(lambda: None if world.rank else _find_newest(writer, with_training))
+    checkpoint = world.attempt(lambda: None if world.rank else _find_valid(writer, with_training, choose))
     path = world.broadcast(checkpoint and checkpoint.path)
     # Nobody goes on, and changes what is in the folder, before all have read it.
     return world.attempt(lambda: reader.read_checkpoint(path, with_training) if path and world.rank else checkpoint)
 
 
-def _find_newest(writer: CheckpointWriter, with_training: bool) -> LoadedCheckpoint | None:
+def _find_valid(writer: CheckpointWriter, with_training: bool, choose: _Choose) -> LoadedCheckpoint | None:
     folder = writer.folder
     try:
-        if folder.is_dir():
+        if folder.is_dir() and not choose:
             writer.recover()
     except OSError as error:
         # On storage that can only be read, what can be read is used as it is.
         logger.warning(f"{folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
-    for path in reversed(layout.committed_checkpoints(folder)):
+    paths = [*(choose() if choose else filter(layout.is_resumable, reversed(layout.committed_checkpoints(folder))))]
+    for path in paths:
         try:
             return reader.read_checkpoint(path, with_training)
         except CheckpointError as error:
             _set_aside(path, error, writer.disk)
-    if damaged := layout.committed_checkpoints(folder) + layout.bad_checkpoints(folder):
-        what = f"{folder}: none of its {len(damaged)} checkpoints is valid"
+    bad = layout.bad_checkpoints(folder)
+    if paths or (bad and not choose):
+        what = f"{folder}: none of its {len(layout.committed_checkpoints(folder) + bad)} checkpoints is valid"
         raise NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
     return None
 
@@ -304,20 +314,20 @@ class CheckpointWriter:
             saved_now: the checkpoint that was just committed, which stays.
             protected: those that stay besides.
         """
+        self._verified.add(saved_now.name)
         if self.keep_last is None:
             return
-        self._verified.add(saved_now.name)
         try:
-            valid = [path for path in reversed(layout.committed_checkpoints(self.folder)) if self._is_valid(path)]
+            valid = [path for path in reversed(layout.committed_checkpoints(self.folder)) if self.is_valid(path)]
         except StorageError as error:
             # The save is done: that nothing can be removed now is no failure of it.
             logger.warning(f"{error}; no checkpoint is removed this time")
             return
         for path in valid[self.keep_last :]:
             if path != saved_now and path not in protected:
-                self._remove(path)
+                self.remove(path)
 
-    def _is_valid(self, path: Path) -> bool:
+    def is_valid(self, path: Path) -> bool:
         """Whether a checkpoint is valid; it is read once, its sizes are checked every time."""
         with suppress(CheckpointError, StorageError):
             if layout.listed_files(path) and (path.name in self._verified or not reader.problems_of(path)):
@@ -325,7 +335,7 @@ class CheckpointWriter:
                 return True
         return False
 
-    def _remove(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
         """Remove a checkpoint; it is renamed first, so that a half-removed one is never seen."""
         apart = layout.temporary_name(path, "del")
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from loguru import logger
 
+from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.distributed import world
 from pipeline.distributed.world import Failure, PeerError
@@ -117,6 +118,8 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     failed = f"{place} failed in {method}" if method else f"{place} failed"
     # Such as the sample for which a dataset raised it.
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if "\n" not in note)
+    if isinstance(error, AttributeError) and error.obj is None and error.name in vars(Checkpointer):
+        notes += " (if this is self.checkpointer: a Brain in a config has none, since the run saves; set save_interval and keep_best)"
     return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
 
 

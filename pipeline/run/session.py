@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from pipeline import hookspecs, workspaces
 from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store, weights
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import short, storing
 from pipeline.config.load import Config
@@ -428,7 +428,7 @@ class RunnerSession:
         self.plugins = plugins if run.world.is_main else everywhere
         self.hooks, self.resources = self.manager.hook, ExitStack()
         keep_last = self.settings.keep_last
-        self.checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
+        self.checkpointer = RunCheckpointer(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
         self.context = _new_context(self.config, self.settings, run.world)
         self.context.update(device=run.devices[name], hooks=self.hooks, run_dir=run_dir)
         self.context.update(checkpointer=self.checkpointer, resources=self.resources)

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint import layout, parts, reader, restore
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import (
     is_generator,
     random_state,
@@ -30,6 +29,7 @@ from pipeline.checkpoint.random_state import (
     restore_states,
     states_of,
 )
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
@@ -218,7 +218,7 @@ class ExperimentBase(RunnerBase):
     device: torch.device
     output_dir: Path
     checkpoint_dir: Path
-    checkpointer: Checkpointer
+    checkpointer: RunCheckpointer
     visualizer: Visualizer
     logger: StandardLogger
     _average: GradientAverage | None
@@ -284,8 +284,8 @@ class ExperimentBase(RunnerBase):
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
-        made = Checkpointer(self.checkpoint_dir) if self.alone else self.context["checkpointer"]
-        self.checkpointer = cast("Checkpointer", made)
+        made = RunCheckpointer(self.checkpoint_dir) if self.alone else self.context["checkpointer"]
+        self.checkpointer = cast("RunCheckpointer", made)
         self.setup_dataloader()
         self._count_iterations()
         self.setup_model()
@@ -620,7 +620,7 @@ class ExperimentBase(RunnerBase):
         self._interrupted, self._validated = own.in_epoch, own.validated
         if self.alone:
             self.context.stop_reason = state.stopped
-            restore.restore_recoverables(self.checkpointer._recoverables, state, where)
+            restore.restore_recoverables(self.checkpointer.recoverables, state, where)
             self.checkpointer._resumed = checkpoint
             in_folder = checkpoint.path.resolve().parent == self.checkpointer._folder.resolve()
             self._newest = self.checkpointer._path_of(self.iteration) if in_folder else None

@@ -23,7 +23,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.checkpointer import Checkpoint, Checkpointer
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import SlotBatch, count_samples, is_unlabelled, raise_no_samples, shape_of, split
@@ -147,10 +147,15 @@ class Brain:
         run_opts: Mapping[str, Any] | RunOptions | None = None,
         checkpointer: Checkpointer | None = None,
     ) -> None:
+        if not isinstance(checkpointer, Checkpointer | None):
+            what = f"checkpointer is a {type(checkpointer).__module__}.{type(checkpointer).__qualname__}"
+            raise ConfigError(f"{what}; write pipeline.Checkpointer, in YAML !new:pipeline.Checkpointer")
         self.modules = nn.ModuleDict(dict(modules or {}))
         self.opt_class = opt_class
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
+        if checkpointer:
+            checkpointer._models = {NAME: {"model": self, "brain": self}}
         self.step = self._batches_taken = self._fits = 0
         self._pass_loss = Meter()
         self._pass_numbers = Meters()
@@ -323,9 +328,10 @@ class Brain:
                 what = f"evaluate: '{metric}' chooses a checkpoint, and there is no checkpointer"
                 raise ConfigError(f"{what}; give the Brain one")
             return
-        path = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
-        if path:
-            self.checkpointer.load_weights(path, {NAME: {"model": self, "brain": self}})
+        recovered = self.checkpointer.recover_if_possible(max_key=max_key, min_key=min_key)
+        # A number that no call has told is one that fit reports.
+        if metric and not recovered and (path := self.checkpointer.best(metric, "max" if max_key else "min")):
+            self.checkpointer.load_checkpoint(Checkpoint.read(path))
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         """A pass begins; ``epoch`` is None in a test."""
@@ -806,18 +812,20 @@ class Brain:
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
-        recoverables = dict(checkpointer._recoverables) if checkpointer else {}
+        recoverables, wake = (dict(checkpointer.recoverables), checkpointer._wake) if checkpointer else ({}, None)
         if checkpointer and folder:
             # That of rank 0; the others' stay empty.
-            self.checkpointer = Checkpointer(Path(current_world().broadcast(folder.name)))
-            self.checkpointer._recoverables = dict(recoverables)
+            self.checkpointer = checkpointer._in_folder(Path(current_world().broadcast(folder.name)))
+        elif checkpointer and wake:
+            # An evaluation within a fit: what the fit counts by goes on.
+            checkpointer.recoverables = {}
         try:
             yield
         finally:
             self.checkpointer = checkpointer
             # What was added in the block, as by on_fit_start, is of this fit.
             if checkpointer:
-                checkpointer._recoverables = recoverables
+                checkpointer.recoverables, checkpointer._wake = recoverables, wake
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from pipeline.checkpoint import layout
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import Iterations
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.schema import WARN
 from pipeline.context import Context
 from pipeline.distributed.strategy import broadcast_tensors, require_equal_weights
@@ -30,7 +30,9 @@ class Checkpoints:
         on_error: with ``warn``, training goes on where the storage refuses, and the next save tries again.
     """
 
-    def __init__(self, checkpointer: Checkpointer, context: Context, best: BestTracker | None, on_error: str) -> None:
+    def __init__(
+        self, checkpointer: RunCheckpointer, context: Context, best: BestTracker | None, on_error: str
+    ) -> None:
         self.checkpointer, self.context, self.best, self.on_error = checkpointer, context, best, on_error
         self._error: StorageError | None = None
         self._pending = False

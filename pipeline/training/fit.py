@@ -99,6 +99,9 @@ class Fit(PassLoop):
         self.resources = ExitStack()
         if options.profile_training and current_world().is_main:
             self._profile()
+        if saver:
+            # Several processes look together, when it is time. What a fit before has failed to save is not of this one.
+            saver._wake, saver._asked = object if self.agreement else self.wake, []
         self.metrics: dict[str, float] = {}
         self.epochs: list[int] = []
         self.running: EntryState | None = None
@@ -139,7 +142,7 @@ class Fit(PassLoop):
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
             if not (fit and fit.running) or fit.running.state:
-                restore_training(checkpoint, self.context, checkpointer._recoverables, checkpointer._initial)
+                restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer._initial)
                 if fit:
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
@@ -209,7 +212,8 @@ class Fit(PassLoop):
             if self.agreement:
                 self.brain._count_together()
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
-        over, saving = self._over(), self.schedule.saving.fires(self.counters)
+        saver = self.brain.checkpointer
+        over, saving = self._over(), self.schedule.saving.fires(self.counters) or bool(saver and saver._asked)
         if self.agreement:
             over, saving = self.agreement.look(self.counters["iteration"], over, saving)
         if saving and not (over or training.order_is_drawn):
@@ -230,8 +234,9 @@ class Fit(PassLoop):
 
     def save(self, running: EntryState | None = None) -> None:
         """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""
-        if self.checkpoints:
+        if self.checkpoints and (saver := self.brain.checkpointer):
             fit, metrics = FitState(epochs=self.epochs, metrics=self.metrics, running=running), {NAME: self.metrics}
+            saver._end_of_epoch = running is None
             # The numbers are those of the last end of an epoch.
             measured = running.state.began if running and running.state else self.counters["iteration"]
             self.checkpoints.save(self.counters, metrics, reader.iterations_at(metrics, measured), fit=fit)

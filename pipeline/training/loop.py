@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from loguru import logger
 
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema
@@ -58,7 +58,7 @@ class TrainLoop(PassLoop):
     def __init__(self, context: Context, stage: Any) -> None:
         super().__init__(context)
         self.in_use = self.over = False
-        self.checkpointer = cast("Checkpointer", context["checkpointer"])
+        self.checkpointer = cast("RunCheckpointer", context["checkpointer"])
         self.journal = Journal(self.checkpointer._resumed)
         self.passes: dict[str, int] = {}
         self.metrics: dict[str, dict[str, Any]] = {}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO, cast
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.safetensors_io import bytes_of
 from pipeline.config.load import Config
 from pipeline.context import Context
@@ -61,7 +61,7 @@ class Recorder:
         self.runner = context["runner_name"]
         self._write(volatile=volatile_patterns(cast("Config", context["config"]), self.runner))
         if self.runner == self.options.kill_runner:
-            iteration, checkpointer = self.options.kill_iteration, cast("Checkpointer", context["checkpointer"])
+            iteration, checkpointer = self.options.kill_iteration, cast("RunCheckpointer", context["checkpointer"])
             context["train_state"] = Counters(context["train_state"], iteration, checkpointer)
 
     @hookimpl
@@ -118,7 +118,7 @@ class Counters(dict[str, int]):
         checkpointer: what it is saving is waited for, so that there is a checkpoint wherever one was due.
     """
 
-    def __init__(self, counters: Mapping[str, int], kill_iteration: int, checkpointer: Checkpointer) -> None:
+    def __init__(self, counters: Mapping[str, int], kill_iteration: int, checkpointer: RunCheckpointer) -> None:
         super().__init__(counters)
         self.kill_iteration, self.checkpointer = kill_iteration, checkpointer
 

@@ -23,6 +23,7 @@ from pipeline import Brain
 from pipeline.checkpoint import safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.storage import Buffer, Disk
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
@@ -37,8 +38,9 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 def test_what_a_user_sees_of_a_checkpointer_is_documented(tmp_path: Path) -> None:
-    seen = {name for name in dir(Checkpointer(tmp_path)) if not name.startswith("_")}
-    assert seen == {"add_recoverable", "all", "best", "load_weights", "newest", "save"}
+    seen = {name for name in dir(RunCheckpointer(tmp_path)) if not name.startswith("_")}
+    assert seen == {"add_recoverable", "all", "best", "load_weights", "newest", "recoverables", "save"}
+    seen |= {name for name in dir(Checkpointer(tmp_path)) if not name.startswith("_")}
     page = (Path(__file__).parents[2] / "pipeline" / "checkpoint" / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}" in page or f".{name}(" in page for name in seen)
 

@@ -77,6 +77,66 @@ def test_a_script_with_fit_trains_on_two_processes_and_both_say_the_same_loss(sc
     assert (newest / "rank-00001-of-00002.safetensors").is_file()
 
 
+RECIPE = """
+import sys
+import torch
+from pathlib import Path
+from torch.utils.data import TensorDataset
+from pipeline import Brain, Checkpointer
+from pipeline.distributed.world import current_world
+
+class Count:
+    value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+class Recipe(Brain):
+    def compute_forward(self, batch, stage):
+        return self.modules.net(batch[0])
+
+    def compute_objectives(self, predictions, batch, stage):
+        return torch.nn.functional.mse_loss(predictions, batch[1])
+
+    def on_fit_batch_end(self, batch, outputs, loss, should_step):
+        self.hparams.count.value += 1
+        if self._train_state["iteration"] == 3:
+            self.checkpointer.save_checkpoint({"batch": 3}, end_of_epoch=False)
+
+    def on_stage_end(self, stage, stage_loss, epoch=None):
+        if stage.name != "TRAIN":
+            self.checkpointer.save_and_keep_only({"loss": stage_loss, "epoch": epoch}, min_keys=["loss"])
+
+for folder, parts in ("whole", [4]), ("parts", [2, 4]):
+    for epochs in parts:
+        torch.manual_seed(0)
+        x = torch.rand(12, 3)
+        data = TensorDataset(x, x.sum(1, keepdim=True))
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+        own = {"count": Count()}
+        checkpointer = Checkpointer(f"{folder}", {"net": net, **own})
+        brain = Recipe({"net": net}, lambda each: torch.optim.SGD(each, 0.1), own, {"device": "cpu"}, checkpointer)
+        brain.fit(range(epochs), data, data, progressbar=False, train_loader_kwargs={"batch_size": 2})
+    sums = [float(own.double().sum()) for own in brain.modules.state_dict().values()]
+    test = brain.evaluate(data, min_key="loss", progressbar=False)
+    names = [own.path.name for own in brain.checkpointer.list_checkpoints()]
+    sys.stdout.write(f"rank {current_world().rank}: {sums} {own['count'].value} {test} {names}\\n")
+"""
+
+
+def test_two_processes_save_by_calls_and_go_on_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(RECIPE), encoding="utf-8")
+    done = torchrun(tmp_path, "script.py")
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"^rank \d: (.*)$", done.stdout, re.MULTILINE)
+    assert len(said) == 4
+    assert len(set(said)) == 1
+    assert "step-000000000012" in said[0]
+
+
 def test_what_one_process_raises_ends_both_and_is_said_by_both(script: Path) -> None:
     done = torchrun(script, "script.py", "VALID")
     assert done.returncode == 1

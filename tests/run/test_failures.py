@@ -326,6 +326,40 @@ def test_the_verb_is_named_too_where_we_say_to_which_phase_its_error_belongs(lin
     assert f"{PLACE}) failed in train_batch (own.py:8): DataError: phase.line: " in caught.value.__notes__[-1]
 
 
+RECIPE = """
+import torch
+from pipeline import Brain
+class Recipe(Brain):
+    def __init__(self, in_features, out_features):
+        super().__init__({"net": torch.nn.Linear(in_features, out_features)})
+    def compute_forward(self, batch, stage):
+        return self.modules.net(batch[0])
+    def compute_objectives(self, predictions, batch, stage):
+        return torch.nn.functional.mse_loss(predictions, batch[1])
+    def on_stage_end(self, stage, stage_loss, epoch=None):
+        if self.checkpointer is not None:
+            self.checkpointer.add_recoverable("own", self)
+        self.$CALL
+"""
+
+
+def test_a_brain_that_calls_the_checkpointer_that_it_has_not_in_a_config_is_told_that_the_run_saves(
+    linear: Path,
+) -> None:
+    def reason(call: str) -> str:
+        (linear.parent / "recipe.py").write_text(RECIPE.replace("$CALL", call), encoding="utf-8")
+        model = ["phase.line.model={workspace}/recipe.py:Recipe", "phase.line.loss=null"]
+        with pytest.raises(AttributeError):
+            GeneralTrainer(linear, model).run()
+        return str(json.loads(Path("runs/workspace/latest/status.json").read_text())["reason"])
+
+    said = "(if this is self.checkpointer: a Brain in a config has none, since the run saves; set save_interval and keep_best)"
+    calls = reason("checkpointer.save_and_keep_only({}, min_keys=['loss'])")
+    assert "AttributeError: 'NoneType' object has no attribute 'save_and_keep_only'" in calls
+    assert calls.endswith(said)
+    assert not [call for call in ("hparams.save_checkpoint", "checkpointer.other()") if said in reason(call)]
+
+
 def test_of_an_error_in_a_worker_the_verb_is_that_which_waited_for_the_batch(linear: Path) -> None:
     data = linear.parent / "data.py"
     data.write_text(data.read_text().replace("return self.x", "raise RuntimeError('mine')\n        return self.x", 2))

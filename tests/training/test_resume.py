@@ -115,7 +115,7 @@ def end(context: Context) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "lines": (run_dir / "t" / "metrics.jsonl").read_text(encoding="utf-8"),
-        "plugin": context["checkpointer"]._recoverables["plugin:Kill"].state_dict(),
+        "plugin": context["checkpointer"].recoverables["plugin:Kill"].state_dict(),
         "checkpoints": [path.name for path in context["checkpointer"].all()],
         "numbers": [(path / "state.json").read_text() for path in context["checkpointer"].all()[-1:]],
     }
@@ -363,7 +363,7 @@ def reported(context: Context) -> list[Any]:
         for name in ("metrics.jsonl", "results.json", "checkpoints/step-000000000015/state.json")
     ]
     weights = repr(context["model"]["experiment"]["model"].state_dict())
-    return [weights, context["checkpointer"]._recoverables["own"].batches, context["metrics"], *files]
+    return [weights, context["checkpointer"].recoverables["own"].batches, context["metrics"], *files]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What stands in the context is what its types promise."""
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.load import Config
 from pipeline.context import (
     Batches,
@@ -20,7 +20,7 @@ def config(value: Config) -> ConfigView:
     return value
 
 
-def checkpointer(value: Checkpointer) -> CheckpointerView:
+def checkpointer(value: RunCheckpointer) -> CheckpointerView:
     return value
 
 
