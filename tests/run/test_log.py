@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,8 @@ def state_of_python() -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_run_in_python_leaves_nothing_behind_whether_it_fails_or_not(size: int, linear: Path) -> None:
+    # Which torch imports with its first optimizer, and which adds to the filters of warnings for good.
+    import_module("sympy.utilities.exceptions")
     before = state_of_python()
     options = [f"phase.line.model_args={{in_features: {size}, out_features: 1}}", "runner.train_runner.threads=2"]
     with nullcontext() if size == 1 else pytest.raises(RuntimeError):
