@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,12 +41,16 @@ def restore_random_state(state: Mapping[str, Any], own: Mapping[str, Any] | None
     restore_states(own or {}, state.get("own", {}))
 
 
-def is_generator(value: Any) -> bool:
-    """Whether it is a random generator with a state: of Python's class, torch's, or one of numpy's two."""
+def generators_in(owner: object, **loaders: Iterable[Any]) -> dict[str, Any]:
+    """The random generators in the attributes of an object, of Python's class, torch's or numpy's two, and those of loaders."""
     kinds: tuple[type, ...] = random.Random, torch.Generator
     if numpy := sys.modules.get("numpy.random"):
         kinds = *kinds, numpy.Generator, numpy.RandomState
-    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+    own = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
+    for loader, generators in loaders.items():
+        own |= {f"{loader}.generator {number}": generator for number, generator in enumerate(generators)}
+    # Which has no state.
+    return {name: value for name, value in own.items() if not isinstance(value, random.SystemRandom)}
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:

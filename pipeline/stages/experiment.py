@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint import layout, parts, reader, restore
 from pipeline.checkpoint.random_state import (
-    is_generator,
+    generators_in,
     random_state,
     restore_random_state,
     restore_states,
@@ -95,7 +95,7 @@ class Batches:
         if isinstance(loader, _BaseDataLoaderIter):
             # Those that the user has taken are none of the epoch. Of other iterators it is a hint, which may be wrong.
             self.length = (length_hint(loader) - loader._num_yielded) or None
-        if any(name.startswith("self.train_loader") for name in generators or ()):
+        if any(name.startswith("train_loader") for name in generators or ()):
             # Which a sampler of torch's draws from once more where it ends.
             self.length = None
         if not self.own and epoch:
@@ -410,11 +410,8 @@ class ExperimentBase(RunnerBase):
 
     def _generators(self) -> dict[str, Any]:
         """The random generators of its own: those in its attributes, and those of its loaders."""
-        attributes = {f"self.{name}": value for name, value in vars(self).items() if is_generator(value)}
-        for name in ("train_loader", "valid_loader"):
-            own = enumerate(generators_of(getattr(self, name)))
-            attributes |= {f"self.{name}.generator {number}": generator for number, generator in own}
-        return attributes
+        loaders = {name: generators_of(getattr(self, name)) for name in ("train_loader", "valid_loader")}
+        return generators_in(self, **loaders)
 
     def _modules(self) -> dict[str, nn.Module]:
         """The model, and those of the parts that are modules."""

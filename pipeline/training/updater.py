@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.pytree import load_state, save_state
-from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
 from pipeline.data.loader import generators_of, length, set_epoch
 from pipeline.data.stream import has_state, state_of
 from pipeline.errors import CheckpointError, DataError
@@ -293,12 +293,12 @@ class StandardUpdater(UpdaterBase):
         new_epoch()
 
     def _now(self) -> dict[str, Any]:
-        """The epoch, and the states of the random generators and of those that only the dataloader uses."""
-        own = {"dataloader": [generator.get_state() for generator in generators_of(self.dataloader)]}
-        return {**random_state(), **own, "epoch": self.state.epoch}
+        """The epoch, and the states of the random generators, those of its own too."""
+        return {**random_state(self._generators()), "epoch": self.state.epoch}
 
     def _go_back(self, now: Mapping[str, Any]) -> None:
         self.state.epoch = now["epoch"]
-        restore_random_state(now)
-        for generator, own in zip(generators_of(self.dataloader), now["dataloader"], strict=False):
-            generator.set_state(own)
+        restore_random_state(now, self._generators())
+
+    def _generators(self) -> dict[str, Any]:
+        return generators_in(self, dataloader=generators_of(self.dataloader))
