@@ -293,11 +293,14 @@ class FitState(StateModel):
     Attributes:
         epochs: the numbers of those that are done.
         metrics: the numbers of the last of them.
+        generators: the states of the random generators in attributes of the Brain and in loaders.
         running: the pass of an epoch that is not over; without a state where version 1 saved its weights alone.
     """
 
     epochs: list[int]
     metrics: dict[str, Any]
+    # Earlier checkpoints have none.
+    generators: dict[str, Any] = {}
     running: EntryState | None
 
 
@@ -534,6 +537,7 @@ _OWN: dict[str, _Rule] = {
     "loop.outer.*.state": _pass,
     "loop.inner.*.state": _pass,
     "fit.running.state": _pass,
+    "fit.generators": _kept,
     "experiment.data": _kept,
     "experiment.generators": _kept,
     "experiment.numbers.training": _kept,

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.checkpoint import reader, storage, store
+from pipeline.checkpoint.random_state import generators_in, restore_states, states_of
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import length, without_state
+from pipeline.data.loader import generators_of, length, without_state
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run.log import on_terminal
@@ -144,6 +145,7 @@ class Fit(PassLoop):
             if not (fit and fit.running) or fit.running.state:
                 restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer._initial)
                 if fit:
+                    restore_states(self._generators(), fit.generators)
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
                 else:
@@ -154,6 +156,9 @@ class Fit(PassLoop):
                 moved = store.quarantine(checkpoint.path)
                 message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
                 logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
+
+    def _generators(self) -> dict[str, Any]:
+        return generators_in(self.brain, train=generators_of(self.train), valid=generators_of(self.valid))
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
@@ -235,7 +240,8 @@ class Fit(PassLoop):
     def save(self, running: EntryState | None = None) -> None:
         """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""
         if self.checkpoints and (saver := self.brain.checkpointer):
-            fit, metrics = FitState(epochs=self.epochs, metrics=self.metrics, running=running), {NAME: self.metrics}
+            own, metrics = states_of(self._generators()), {NAME: self.metrics}
+            fit = FitState(epochs=self.epochs, metrics=self.metrics, generators=own, running=running)
             saver._end_of_epoch = running is None
             # The numbers are those of the last end of an epoch.
             measured = running.state.began if running and running.state else self.counters["iteration"]

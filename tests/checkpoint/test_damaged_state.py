@@ -186,6 +186,7 @@ LATER = [
     "requested",
     "seconds",
     "experiment.generators",
+    "fit.generators",
 ]
 
 
@@ -211,7 +212,7 @@ def test_a_key_that_is_missing_is_named(checkpoints: dict[str, LoadedCheckpoint]
 
 def test_a_key_that_earlier_versions_lack_may_be_missing(checkpoints: dict[str, LoadedCheckpoint]) -> None:
     found: set[str] = set()
-    for checkpoint in (checkpoints["run"], checkpoints["experiment"]):
+    for checkpoint in (checkpoints[kind] for kind in ("run", "experiment", "fit")):
         later = [keys for keys in keys_of(checkpoint.training) if matches(place_of(keys), LATER)]
         assert {problem(checkpoint, damaged(checkpoint.training, keys, True)) for keys in later} == {""}
         found |= {pattern for pattern in LATER for keys in later if matches(place_of(keys), [pattern])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -314,6 +315,33 @@ def test_optimizers_that_a_brain_steps_itself_go_on_from_their_state(tmp_path: P
 
     whole, _, second = fitted(tmp_path / "whole", 4), fitted(tmp_path / "own", 2), fitted(tmp_path / "own", 4)
     assert not list(differences(whole, second))
+
+
+def test_generators_of_loaders_and_attributes_go_on_where_they_were(tmp_path: Path) -> None:
+    class Drawing(Dropping):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            self.drawn, self.own = list[float](), random.Random(3)
+
+        def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+            self.drawn.append(self.own.random())
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+            self.drawn.append(batch[0].sum().item())
+            return super().compute_objectives(predictions, batch, stage)
+
+    def fitted(folder: Path, epochs: int) -> list[float]:
+        brain = Drawing(folder)
+        rows = [row for batch in data() for row in zip(*batch, strict=True)]
+        generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        train, valid = (DataLoader(rows, 4, shuffle=True, generator=each) for each in generators)  # type: ignore[arg-type]
+        brain.fit(range(epochs), train, valid)
+        return brain.drawn
+
+    whole = fitted(tmp_path / "whole", 4)
+    assert fitted(tmp_path / "own", 2) + fitted(tmp_path / "own", 4) == whole
+    # Each order is another.
+    assert len({*whole}) == len(whole)
 
 
 def test_a_brain_with_other_optimizers_of_its_own_is_refused(tmp_path: Path) -> None:
