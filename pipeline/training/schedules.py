@@ -84,6 +84,8 @@ class Noam(PlannedSchedule):
 
     def sche_init(self, d_model: int | None = None, warmup_steps: float = 4000) -> None:
         """Take the width and the length of the rise."""
+        if d_model is not None and (not isinstance(d_model, int) or d_model < 1):
+            raise ConfigError(f"Noam: d_model is {d_model!r}; write the model's width, a whole number of 1 or more")
         self.is_open = self._is_share(warmup_steps, 1)
         self.rise = self.warmup_steps = warmup_steps
         self.d_model = d_model
