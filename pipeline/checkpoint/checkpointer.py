@@ -40,11 +40,13 @@ class Checkpoint:
         path: its folder.
         meta: what it was saved with; ``unixtime`` and ``end-of-epoch`` besides.
         asked: whether a call has asked for it; ``fit`` saves others by itself.
+        resumable: whether a ``fit`` has saved it, and another can go on from it.
     """
 
     path: Path
     meta: dict[str, Any] = field(compare=False)
     asked: bool = field(compare=False, repr=False)
+    resumable: bool = field(compare=False, repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -55,14 +57,15 @@ class Checkpoint:
         """
         state = layout.parse_state(storage.read_small(path / layout.STATE, layout.MAX_STATE), path / layout.STATE)
         meta = {"unixtime": path.stat().st_mtime, **state.get("meta", {})}
-        return cls(path, {**meta, "end-of-epoch": state.get("end_of_epoch", True)}, "meta" in state)
+        meta["end-of-epoch"] = state.get("end_of_epoch", True)
+        return cls(path, meta, "meta" in state, layout.is_resumable(path) and bool(state["metrics"]))
 
     @property
     def paramfiles(self) -> Mapping[str, io.BytesIO]:
         """Name -> the state of a recoverable as a file in memory that ``torch.load`` reads; the whole is read for it."""
         files = {}
         for name, state in reader.read_checkpoint(self.path).training["recoverables"].items():
-            torch.save(state, file := io.BytesIO())
+            _write(state, file := io.BytesIO())
             file.seek(0)
             files[name] = file
         return files
@@ -71,6 +74,21 @@ class Checkpoint:
 def ckpt_recency(checkpoint: Checkpoint) -> tuple[int, float]:
     """What is higher the newer a checkpoint is: its iteration, and then its time."""
     return layout.step_of(checkpoint.path) or 0, checkpoint.meta["unixtime"]
+
+
+def _level(verbosity: int) -> str | int:
+    """A level of standard logging as one of loguru's."""
+    return logging.getLevelName(verbosity) if verbosity in range(10, 51, 10) else verbosity
+
+
+def _write(state: Any, file: Path | io.BytesIO) -> None:
+    """Write the state of a recoverable to a file, as it or its own function wrote it."""
+    if isinstance(state, Mapping) and state.keys() == {"end_of_epoch", "text"}:
+        text = state["text"].encode()
+        file.write_bytes(text) if isinstance(file, Path) else file.write(text)
+    else:
+        own = isinstance(state, Mapping) and state.keys() == {"end_of_epoch", "data"}
+        torch.save(state["data"] if own else state, file)
 
 
 class _OwnFile(NamedTuple):
@@ -87,6 +105,10 @@ class _OwnFile(NamedTuple):
         with TemporaryDirectory() as folder:
             self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))
             over = {"end_of_epoch": self.checkpointer._end_of_epoch}
+            if others := [each.name for each in Path(folder).iterdir() if each != path or each.is_dir()]:
+                raise CheckpointError(
+                    f"{self.name}: its saver wrote '{others[0]}'; have it write one file, to its path"
+                )
             with suppress(UnicodeDecodeError, FileNotFoundError):
                 return {**over, "text": path.read_bytes().decode()}
             try:
@@ -98,11 +120,7 @@ class _OwnFile(NamedTuple):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the file anew for the loader."""
         with TemporaryDirectory() as folder:
-            path = Path(folder, f"{self.name}.ckpt")
-            if "text" in state:
-                path.write_bytes(state["text"].encode())
-            else:
-                torch.save(state["data"], path)
+            _write(state, path := Path(folder, f"{self.name}.ckpt"))
             self.load(self.target, path, state["end_of_epoch"])
 
 
@@ -198,6 +216,8 @@ class Checkpointer(RunCheckpointer):
         if not (save and load) and not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
             what = f"recoverable '{name}' ({type(obj).__name__}) has neither state_dict and load_state_dict nor hooks"
             raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
+        if (save or load) and not layout.is_file_name(name):
+            raise ConfigError(f"recoverable '{name}': this cannot be the name of its file; give it another")
         self.recoverables[name] = _OwnFile(name, obj, save or _save, load or _load, self) if save or load else obj
         (self._optional.add if optional_load else self._optional.discard)(name)
 
@@ -218,7 +238,7 @@ class Checkpointer(RunCheckpointer):
         Args:
             meta: plain data by which it can be found, such as ``{"loss": 0.1}``.
             end_of_epoch: whether an epoch is over, ``meta["end-of-epoch"]``; while ``fit`` trains, it knows that itself.
-            name: what stands behind the iteration in the name of its folder. An earlier one of this name is deleted.
+            name: what stands behind the iteration in the name of its folder. Earlier ones of this name are deleted, but for the one before.
             verbosity: level of its log line, as in ``logging``.
 
         Returns:
@@ -308,7 +328,9 @@ class Checkpointer(RunCheckpointer):
         """
 
         def found() -> list[Path]:
-            return [each.path for each in self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)]
+            chosen = self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)
+            readable = [each.path for each in self.list_checkpoints()]
+            return [*(path for path in self.all() if path not in readable), *(each.path for each in chosen)]
 
         loaded = store.newest_valid(self._saver, bool(self.recoverables), found)
         if loaded is None:
@@ -358,12 +380,12 @@ class Checkpointer(RunCheckpointer):
         ranked = [[each.path for each in self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate)] for key in keys]
         others = {path for own in ranked for path in own} - {path for own in ranked for path in own[:num_to_keep]}
         if others and current_world().is_main:
-            listed = [each.path for each in self.list_checkpoints() if num_to_keep]
-            for newest in (listed, filter(layout.is_resumable, listed)):
-                others -= {*islice((path for path in newest if self._saver.is_valid(path)), store.FEWEST)}
+            listed = self.list_checkpoints() if num_to_keep else []
+            for newest in (listed, [each for each in listed if each.resumable]):
+                others -= {*islice((each.path for each in newest if self._saver.is_valid(each.path)), store.FEWEST)}
             for path in others:
                 self._saver.remove(path)
-                logger.log(logging.getLevelName(verbosity), f"{path}: is deleted")
+                logger.log(_level(verbosity), f"{path}: is deleted")
 
     def save(self, models: Models, train_state: Mapping[str, int], *rest: Any, suffix: str = "", **told: Any) -> Path:
         """Write a checkpoint, as ``RunCheckpointer.save``; while ``fit`` trains, with what was asked for meanwhile."""
@@ -371,15 +393,22 @@ class Checkpointer(RunCheckpointer):
         if asked or self._wake:
             suffix = next((own for _, own, *_ in reversed(asked) if own), suffix)
             path, listed = self._path_of(train_state["iteration"], suffix), self.list_checkpoints()
-            # Of the same iteration, such as in the last batch of the epoch that is over now.
-            metas = [each.meta for each in listed if each.asked and each.path == path] + [meta for meta, *_ in asked]
+            metas = [meta for meta, *_ in asked]
+            if self._wake:
+                # Of the same iteration, such as in the last batch of the epoch that is over now; which fit goes on from.
+                same = [each for each in listed if each.asked and each.resumable]
+                same = [each for each in same if layout.step_of(each.path) == train_state["iteration"]]
+                if same and not suffix:
+                    path, suffix = same[0].path, "".join(same[0].path.name.partition("+")[1:])
+                metas = [each.meta for each in same if each.path == path] + metas
             if metas:
                 told["meta"] = {key: value for meta in metas for key, value in meta.items()}
             told["end_of_epoch"] = self._end_of_epoch
-            self._protect(each.path for each in listed if each.asked)
+            # Those of a fit are not deleted by what is no fit.
+            self._protect(each.path for each in listed if each.asked or (each.resumable and not self._wake))
         path = super().save(models, train_state, *rest, **{**told, "suffix": suffix})
         for _, _, verbosity, keeps in asked:
-            logger.log(logging.getLevelName(verbosity), f"{path}: is saved")
+            logger.log(_level(verbosity), f"{path}: is saved")
             for keep in keeps:
                 self.delete_checkpoints(**keep, verbosity=verbosity)
         return path
@@ -390,6 +419,9 @@ class Checkpointer(RunCheckpointer):
         layout.checkpoint_name(0, suffix := f"{mark}{name}" if name else "")
         if name:
             keeps = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *keeps)
+        if name and (others := [own[1:] for _, own, *_ in self._asked if own not in {"", suffix}]) and self._wake:
+            what = f"save_checkpoint: fit saves one checkpoint now, and it is to be named '{others[0]}' and '{name}'"
+            raise ConfigError(f"{what}; give it one name, or call from different batches")
         asked = finite(dict(meta or {}), "meta"), suffix, verbosity, keeps
         self._asked = [*self._asked, asked] if self._wake else [asked]
         if self._wake:
@@ -409,20 +441,24 @@ class Checkpointer(RunCheckpointer):
 
     def _in_folder(self, folder: Path) -> Checkpointer:
         """One with the same recoverables, and checkpoints elsewhere."""
-        other = Checkpointer(folder, allow_partial_load=True)
+        other = Checkpointer(folder, None, self.custom_load_hooks, self.custom_save_hooks, allow_partial_load=True)
         for name, each in self.recoverables.items():
             other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
         other._models = self._models
         return other
 
     def _load(self, loaded: LoadedCheckpoint) -> None:
-        states = loaded.state.recoverables if loaded.state else {}
-        for name in self.recoverables.keys() - states.keys() - self._optional:
-            if not (self.allow_partial_load or "dataloader" in name):
-                what = f"{loaded.path}: has no state of '{name}'"
-                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")
+        self._refuse_lacking(loaded)
         if self._models and loaded.weights:
             restore.restore_weights(loaded, self._models)
             logger.info(f"weights of {', '.join(self._models)} loaded from {loaded.path}")
         if self.recoverables and loaded.state:
             restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))
+
+    def _refuse_lacking(self, loaded: LoadedCheckpoint) -> None:
+        """Raise for a recoverable that a checkpoint lacks, and that may not stay as it is."""
+        states = loaded.state.recoverables if loaded.state else {}
+        for name in self.recoverables.keys() - states.keys() - self._optional:
+            if not (self.allow_partial_load or "dataloader" in name):
+                what = f"{loaded.path}: has no state of '{name}'"
+                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")

@@ -119,14 +119,15 @@ def _find_valid(writer: CheckpointWriter, with_training: bool, choose: _Choose) 
     except OSError as error:
         # On storage that can only be read, what can be read is used as it is.
         logger.warning(f"{folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
-    paths = [*(choose() if choose else filter(layout.is_resumable, reversed(layout.committed_checkpoints(folder))))]
+    committed = layout.committed_checkpoints(folder)
+    paths = [*(choose() if choose else filter(layout.is_resumable, reversed(committed)))]
     for path in paths:
         try:
             return reader.read_checkpoint(path, with_training)
         except CheckpointError as error:
             _set_aside(path, error, writer.disk)
     bad = layout.bad_checkpoints(folder)
-    if paths or (bad and not choose):
+    if paths or (bad and not (choose and committed)):
         what = f"{folder}: none of its {len(layout.committed_checkpoints(folder) + bad)} checkpoints is valid"
         raise NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
     return None

@@ -812,20 +812,22 @@ class Brain:
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
-        recoverables, wake = (dict(checkpointer.recoverables), checkpointer._wake) if checkpointer else ({}, None)
+        wake, recoverables = checkpointer._wake if checkpointer else None, dict[str, Any]()
+        if checkpointer:
+            # Another Brain may have it too.
+            checkpointer._models = {NAME: {"model": self, "brain": self}}
         if checkpointer and folder:
             # That of rank 0; the others' stay empty.
             self.checkpointer = checkpointer._in_folder(Path(current_world().broadcast(folder.name)))
         elif checkpointer and wake:
             # An evaluation within a fit: what the fit counts by goes on.
-            checkpointer.recoverables = {}
+            recoverables, checkpointer.recoverables = checkpointer.recoverables, {}
         try:
             yield
         finally:
             self.checkpointer = checkpointer
-            # What was added in the block, as by on_fit_start, is of this fit.
             if checkpointer:
-                checkpointer.recoverables, checkpointer._wake = recoverables, wake
+                checkpointer.recoverables, checkpointer._wake = recoverables or checkpointer.recoverables, wake
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""

@@ -106,6 +106,8 @@ class Fit(PassLoop):
         self.metrics: dict[str, float] = {}
         self.epochs: list[int] = []
         self.running: EntryState | None = None
+        # Whether a save within an epoch was, which is told once.
+        self.put_off = False
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
         begin_on_ranks([brain.modules], None)
@@ -143,6 +145,7 @@ class Fit(PassLoop):
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
             if not (fit and fit.running) or fit.running.state:
+                checkpointer._refuse_lacking(checkpoint)
                 restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer._initial)
                 if fit:
                     restore_states(self._generators(), fit.generators)
@@ -221,6 +224,10 @@ class Fit(PassLoop):
         over, saving = self._over(), self.schedule.saving.fires(self.counters) or bool(saver and saver._asked)
         if self.agreement:
             over, saving = self.agreement.look(self.counters["iteration"], over, saving)
+        if saver and saver._asked and training.order_is_drawn and not self.put_off:
+            self.put_off = True
+            what = "what a batch asks to be saved is saved when the epoch is over, since within it no order can be drawn again"
+            logger.warning(f"fit: train_set: {what}; make_loader makes one that can")
         if saving and not (over or training.order_is_drawn):
             self.brain._check_divergence()
             self.save(training.entry_state())

@@ -49,8 +49,8 @@ class UpdaterBase:
         logged: what ``log`` gathered in this pass; in a run, together with what the Brain logs.
     """
 
-    def __init__(self, init_state: UpdaterState | None = None) -> None:
-        self.state = init_state or UpdaterState()
+    def __init__(self, init_state: UpdaterState | Mapping[str, int] | None = None) -> None:
+        self.state = UpdaterState(**init_state) if isinstance(init_state, Mapping) else init_state or UpdaterState()
 
     @cached_property
     def logged(self) -> Meters:
@@ -100,7 +100,7 @@ class UpdaterBase:
         """Restore the state that ``save`` wrote.
 
         Raises:
-            CheckpointError: there is no such file, it is damaged or something else, or it is no state of this updater.
+            CheckpointError: there is no such file, it is cut short or something else, or it is no state of this updater.
         """
         state = load_state(path)
         if not isinstance(state, dict):
@@ -165,9 +165,7 @@ class StandardUpdater(UpdaterBase):
     _begun: Mapping[str, Any] | None = None
     _taken = 0
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, dataloader: Any, init_state: UpdaterState | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, dataloader: Any, init_state: Any = None) -> None:
         super().__init__(init_state)
         self.model, self.optimizer, self.dataloader = model, optimizer, dataloader
         self.models: dict[str, Any] = {"main": model}

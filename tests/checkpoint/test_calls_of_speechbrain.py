@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 from torch import nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
@@ -374,6 +375,83 @@ def test_the_random_generators_are_not_changed_by_a_recovery(tmp_path: Path) -> 
     before = torch.get_rng_state()
     checkpointer.recover_if_possible()
     assert torch.equal(before, torch.get_rng_state())
+
+
+def damage(checkpoint: Checkpoint) -> None:
+    (checkpoint.path / "state.json").write_bytes(b"{")
+
+
+def test_one_whose_numbers_are_damaged_is_set_aside_and_the_one_before_is_loaded(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    checkpointer = saved(tmp_path, [{"loss": 1}, {"loss": 2}])
+    damage(checkpointer.list_checkpoints()[0])
+    found = checkpointer.recover_if_possible(max_key="loss")
+    assert found
+    assert found.meta["loss"] == 1
+    assert [path.name[:22] for path in tmp_path.glob(".bad-*")] == [".bad-step-000000000002"]
+    assert any("state.json" in line and "is now .bad-step-000000000002" in line for line in log_lines)
+
+
+def test_where_all_are_damaged_nothing_is_recovered_and_it_is_an_error_each_time(tmp_path: Path) -> None:
+    checkpointer = saved(tmp_path, [{}, {}])
+    for checkpoint in checkpointer.list_checkpoints():
+        damage(checkpoint)
+    for _ in range(2):
+        with pytest.raises(NoCheckpointError, match="none of its 2 checkpoints is valid"):
+            checkpointer.recover_if_possible()
+
+
+def test_the_file_of_a_saver_is_what_it_wrote(tmp_path: Path) -> None:
+    losses, epochs = Losses(), Epochs()
+    losses.losses, epochs.current = [1.0, 2.0], 3
+    checkpoint = Checkpointer(tmp_path, {"losses": losses, "epochs": epochs}).save_checkpoint()
+    assert checkpoint
+    assert torch.load(checkpoint.paramfiles["losses"]) == {"losses": [1.0, 2.0], "steps": 3}
+    assert checkpoint.paramfiles["epochs"].read() == b"3\r\n"
+
+
+@pytest.mark.parametrize("verbosity", [0, 15, 20, 25])
+def test_the_line_of_a_save_may_have_any_level(tmp_path: Path, verbosity: int) -> None:
+    lines: list[Any] = []
+    sink = logger.add(lines.append, level=0)
+    checkpointer = Checkpointer(tmp_path, {"count": Count()})
+    checkpointer.save_checkpoint(verbosity=verbosity)
+    logger.remove(sink)
+    assert [line.record["level"].no for line in lines if "is saved" in line] == [verbosity]
+
+
+def test_what_was_said_of_an_earlier_one_of_a_name_is_not_said_of_the_next(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, {"count": Count()})
+    first = checkpointer.save_checkpoint({"clean": 3}, name="test")
+    second = checkpointer.save_checkpoint({"other": 9}, name="test")
+    assert first
+    assert second
+    assert "clean" not in second.meta
+    assert second.meta["other"] == 9
+
+
+def into_a_folder(own: Any, path: Path) -> None:
+    path.mkdir()
+
+
+def into_two(own: Any, path: Path) -> None:
+    torch.save({}, path)
+    path.with_suffix(".more").write_bytes(b"1")
+
+
+@pytest.mark.parametrize(("saver", "wrote"), [(into_a_folder, "odd.ckpt"), (into_two, "odd.more")])
+def test_a_saver_writes_one_file(tmp_path: Path, saver: Any, wrote: str) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.add_recoverable("odd", object(), lambda own, path, over: None, saver)
+    with pytest.raises(CheckpointError, match=rf"^odd: its saver wrote '{wrote}'; have it write one file, to its path"):
+        checkpointer.save_checkpoint()
+
+
+def test_a_recoverable_with_a_file_has_a_name_that_a_file_may_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="recoverable 'x/y': this cannot be the name of its file; give it another"):
+        Checkpointer(tmp_path, {"x/y": Losses()})
+    assert Checkpointer(tmp_path, {"x/y": Count()}).save_checkpoint()
 
 
 # SpeechBrain 1.1.2's calls and the names of their arguments, as its documentation lists them.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
+from torch.utils.data import DataLoader
 
 from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
@@ -339,3 +340,114 @@ def test_where_another_has_the_optimizer_or_the_model_their_state_is_found(tmp_p
     assert not list(differences(dict(brain.modules.net.state_dict()), dict(net.state_dict())))
     assert not list(differences(brain.optimizer.state_dict()["state"], optimizer.state_dict()["state"]))
     assert optimizer.param_groups[0]["lr"] == brain.optimizer.param_groups[0]["lr"]
+
+
+class Plain(Brain):
+    """As a Recipe, without calls of its own."""
+
+    def __init__(self, checkpointer: Checkpointer, seed: int = 0, **options: Any) -> None:
+        torch.manual_seed(seed)
+        super().__init__({"net": nn.Linear(3, 1)}, lambda each: Adam(each, 0.05), None, options, checkpointer)
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net(batch[0])
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return nn.functional.mse_loss(predictions, batch[1])
+
+
+def test_of_two_brains_with_one_checkpointer_the_one_that_is_evaluated_is_restored(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    first, second = Plain(checkpointer), Plain(checkpointer, seed=1)
+    before = second.modules.net.weight.tolist()
+    first.fit(range(1), Batches())
+    trained = first.modules.net.weight.tolist()
+    nn.init.zeros_(first.modules.net.weight)
+    first.evaluate(Batches())
+    assert (first.modules.net.weight.tolist(), second.modules.net.weight.tolist()) == (trained, before)
+
+
+def test_a_script_that_saves_in_the_folder_of_a_fit_leaves_the_newest_two_of_it(tmp_path: Path) -> None:
+    Plain(Checkpointer(tmp_path)).fit(range(3), Batches())
+    script = Checkpointer(tmp_path, {"epochs": Epochs(1)})
+    for _ in range(4):
+        script.save_and_keep_only()
+    names = [each.path.name for each in script.list_checkpoints()]
+    assert names == [f"step-{number:012}" for number in (13, 12, 9, 6)]
+    with pytest.raises(CheckpointError, match="by something else that is no fit of a Brain; give the Brain a Checkp"):
+        Plain(Checkpointer(tmp_path)).fit(range(4), Batches())
+
+
+def test_what_a_fit_would_go_on_without_is_an_error(tmp_path: Path) -> None:
+    Plain(Checkpointer(tmp_path)).fit(range(1), Batches())
+    with pytest.raises(CheckpointError, match="has no state of 'epochs'; use another, or give add_recoverable opt"):
+        Plain(Checkpointer(tmp_path, {"epochs": Epochs(1)})).fit(range(2), Batches())
+    Plain(Checkpointer(tmp_path, {"epochs": Epochs(1)}, allow_partial_load=True)).fit(range(2), Batches())
+
+
+def test_an_epoch_has_one_checkpoint_and_one_name(tmp_path: Path) -> None:
+    class Two(Plain):
+        def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+            assert self.checkpointer
+            self.checkpointer.save_checkpoint(name="a")
+            self.checkpointer.save_checkpoint({"loss": 1}, name="a")
+            self.checkpointer.save_checkpoint(name="b")
+
+    with pytest.raises(ConfigError, match="fit saves one checkpoint now, and it is to be named 'a' and 'b'; give it"):
+        Two(Checkpointer(tmp_path)).fit(range(1), Batches())
+
+
+def test_the_end_of_an_epoch_goes_where_its_last_batch_has_asked_for_a_checkpoint(tmp_path: Path) -> None:
+    class Asking(Plain):
+        validations = 0
+
+        def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+            assert self.checkpointer
+            if self.step == 3:
+                self.checkpointer.save_checkpoint({"step": self.step}, name="last")
+
+        def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+            self.validations += stage is Stage.VALID
+
+    checkpointer = Checkpointer(tmp_path)
+    Asking(checkpointer).fit(range(1), Batches(), Batches())
+    (checkpoint,) = checkpointer.list_checkpoints()
+    assert (checkpoint.path.name, checkpoint.meta["step"]) == ("step-000000000003+last", 3)
+    assert checkpoint.meta["end-of-epoch"]
+    again = Asking(Checkpointer(tmp_path))
+    again.fit(range(1), Batches(), Batches())
+    assert again.validations == 0
+
+
+def test_a_save_in_a_batch_that_has_to_wait_for_the_end_of_the_epoch_says_so_once(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    class Asking(Plain):
+        def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+            assert self.checkpointer
+            self.checkpointer.save_checkpoint({"step": self.step})
+
+    rows = [row for batch in data() for row in zip(*batch, strict=True)]
+    checkpointer = Checkpointer(tmp_path)
+    Asking(checkpointer).fit(range(2), DataLoader(rows, 4, shuffle=True))  # type: ignore[arg-type]
+    assert [each.meta["step"] for each in checkpointer.list_checkpoints()] == [3, 3]
+    assert len([line for line in log_lines if "is saved when the epoch is over, since within it no order" in line]) == 1
+
+
+def test_what_is_added_in_a_fit_stays(tmp_path: Path) -> None:
+    brain = Recipe(tmp_path)
+    brain.fit(brain.hparams.epochs, Batches(), Batches())
+    assert {*brain.checkpointer.recoverables} == {"model", "epochs", "annealing", "optimizer"}
+    assert brain.checkpointer.recover_if_possible(min_key="loss")
+
+
+def test_a_debug_fit_has_the_functions_for_files_too(tmp_path: Path) -> None:
+    class Adding(Plain):
+        def init_optimizers(self) -> None:
+            super().init_optimizers()
+            assert self.checkpointer
+            self.checkpointer.add_recoverable("own", object())
+
+    hooks = {"own": lambda own, path: path.write_text("1")}, {"own": lambda own, path, over: None}
+    Adding(Checkpointer(tmp_path, None, hooks[1], hooks[0]), debug=True).fit(range(1), Batches())
+    assert not [*tmp_path.glob("step-*")]

@@ -459,3 +459,10 @@ def test_a_phase_with_several_optimizers_says_that_it_takes_one(config: Config) 
     assert [fault.message for fault in faults] == [
         "takes one optimizer, and the phase has a, b; let it take optim_schedulers, by name"
     ]
+
+
+def test_the_counters_with_which_it_begins_may_be_a_mapping_as_a_config_has_them() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    updater = StandardUpdater(model, optimizer, [], {"iteration": 3})
+    assert updater.state == UpdaterState(3, 0)
