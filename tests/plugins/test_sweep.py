@@ -603,6 +603,8 @@ def finished(tmp_path: Path, folder: Path, *, job: Path) -> None:
     """The sweep has come to what one comes to that nothing has interrupted."""
     trials = state_of(folder)["trials"]
     assert [trial["state"] for trial in trials] == ["done", "done"]
+    # Those of this process need not be slow either.
+    Path("go").touch()
     for number, rate in enumerate(("0.05", "0.2")):
         run_dir = GeneralTrainer(job / "config.yaml", [f"{RATE}={rate}"]).run()["run_dir"]
         numbers = (folder / f"trial-00{number}/train/metrics.jsonl").read_bytes()
