@@ -238,7 +238,8 @@ class Checkpointer(RunCheckpointer):
         Args:
             meta: plain data by which it can be found, such as ``{"loss": 0.1}``.
             end_of_epoch: whether an epoch is over, ``meta["end-of-epoch"]``; while ``fit`` trains, it knows that itself.
-            name: what stands behind the iteration in the name of its folder. Earlier ones of this name are deleted, but for the one before.
+            name: what stands behind the iteration in the name of its folder. Of earlier ones of this name the last stays,
+                and the others are deleted.
             verbosity: level of its log line, as in ``logging``.
 
         Returns:

@@ -95,7 +95,7 @@ class Batches:
         if isinstance(loader, _BaseDataLoaderIter):
             # Those that the user has taken are none of the epoch. Of other iterators it is a hint, which may be wrong.
             self.length = (length_hint(loader) - loader._num_yielded) or None
-        if any(name.startswith("train_loader") for name in generators or ()):
+        if any(name.startswith("train_loader.generator") for name in generators or ()):
             # Which a sampler of torch's draws from once more where it ends.
             self.length = None
         if not self.own and epoch:

@@ -285,12 +285,8 @@ class Settings(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         """The same."""
-        if name.startswith("__") or name in {
-            "_values",
-            "_address",
-            "_fixed",
-            "_frozen",
-        }:  # asked for by copy and pickle
+        # Asked for by copy and pickle.
+        if name.startswith("__") or name in {"_values", "_address", "_fixed", "_frozen"}:
             raise AttributeError(name)
         return self[name]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,11 @@ from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.errors import CheckpointError, ConfigError
+from tests.training.test_fit_again import Batches, Counter, data
 
 
-def data() -> list[list[Tensor]]:
-    """Three batches."""
-    generator = torch.Generator().manual_seed(1)
-    return [[torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)] for _ in range(3)]
-
-
-class Batches:
-    """The same batches in each epoch."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(data())
-
-
-class Epochs:
-    """Counts and keeps its state as SpeechBrain's epoch counter does."""
-
-    def __init__(self, limit: int) -> None:
-        self.current, self.limit = 0, limit
-
-    def __iter__(self) -> Epochs:
-        return self
-
-    def __next__(self) -> int:
-        if self.current >= self.limit:
-            raise StopIteration
-        self.current += 1
-        return self.current
+class Epochs(Counter):
+    """Keeps its state too, as SpeechBrain's epoch counter does."""
 
     def save(self, path: Path) -> None:
         path.write_text(str(self.current), encoding="utf-8")
