@@ -201,7 +201,7 @@ def on_print_interval(context: Context, phase: str, metrics: dict[str, float]) -
 def after_pass(context: Context, phase: str, metrics: dict[str, float]) -> None:
     """A pass over the training data of a phase is over; ``metrics`` are its means, with what plugins have added.
 
-    In an Experiment the validations of the epoch come before it.
+    It is not called for a pass that was cut short, see ``after_epoch``. In an Experiment the validations of the epoch come before it.
     """
 
 
@@ -226,7 +226,7 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 def after_phase(context: Context, phase: str) -> None:
     """The passes of a phase in this epoch are over, and its validation that is due after the epoch.
 
-    The default Runner's ``train_epoch`` ends one phase before it begins the next; a loop of one's own may train several by
+    It is not called for a phase that was cut short, see ``after_epoch``. The default Runner's ``train_epoch`` ends one phase before it begins the next; a loop of one's own may train several by
     turns, so there all end with the epoch.
     """
 
@@ -235,8 +235,9 @@ def after_phase(context: Context, phase: str) -> None:
 def after_epoch(context: Context) -> None:
     """An epoch is over; ``context["metrics"]`` holds its numbers.
 
-    It comes for an epoch too that a limit or ``context.stop`` has cut short, not for one that a signal or ``is_exit`` has
-    interrupted: that one goes on when the run is resumed.
+    It is not called for an epoch that was cut short: by a limit (``max_steps``, ``optimizer_step_limit``, ``max_time``) or
+    ``context.stop`` before the end of its data, by a signal, or by ``is_exit``. An epoch that a limit, a signal or
+    ``is_exit`` has cut short continues when the run is resumed, and the hook is called at its end.
     """
 
 

@@ -100,8 +100,14 @@ class MetricLog:
                     scheduler.measures_norm = True
 
     @hookimpl
-    def after_stage(self, context: Context) -> None:
-        """Write how long the stage took, and the most memory that the process had used by then."""
+    def after_stage(self, name: str, context: Context) -> None:
+        """Write how long the stage took, and the most memory that the process had used by then.
+
+        After the runner stage also write the numbers of an epoch that was cut short: ``after_epoch`` is not called for it.
+        A run that is resumed there removes these lines again, and writes those of the whole epoch.
+        """
+        if name == "runner" and self.in_epoch and not context["is_exit"]:
+            self._write_epoch(context, "cut short")
         self._write_stage(context)
 
     @hookimpl
@@ -133,9 +139,11 @@ class MetricLog:
                 append(file, "".join(self.stages))
 
     @hookimpl
-    def on_resume(self) -> None:
-        """Look at the clock: of an epoch that goes on only the rest is counted."""
+    def on_resume(self, context: Context) -> None:
+        """Look at the clock: of an epoch that is resumed in its middle, only the rest is counted."""
         self.epoch_began = time.perf_counter()
+        # The counter is the number of epochs that have ended.
+        self.in_epoch = context["train_state"]["epoch"] == context["current_epoch"]
 
     @hookimpl
     def before_epoch(self) -> None:
@@ -169,6 +177,10 @@ class MetricLog:
     @hookimpl
     def after_epoch(self, context: Context) -> None:
         """Write and log the numbers of the epoch."""
+        self._write_epoch(context, "done")
+
+    def _write_epoch(self, context: Context, state: str) -> None:
+        """Write and log the numbers of an epoch that is ``done`` or ``cut short``."""
         seconds = time.perf_counter() - self.epoch_began
         self.in_epoch, self.passed = False, set()
         for phase, metrics in context["metrics"].items():
@@ -177,7 +189,7 @@ class MetricLog:
             line = _line(
                 {name: value for name, value in metrics.items() if name not in logged or logged[name] != value}
             )
-            logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {line}")
+            logger.info(f"epoch {context['current_epoch']} {state} in {seconds:.1f} s  {phase}  {line}")
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 
     def _open(self, path: Path, context: Context) -> FileIO:

@@ -508,6 +508,24 @@ def length(loader: Any) -> int | None:
         return None
 
 
+def certain_length(loader: Any) -> int | None:
+    """How many batches a pass over a loader has; None where what ``len`` says, if anything, may be wrong.
+
+    Certain are a list, and a map-style dataset in batches and an order of torch's or ours. The length of a stream, and of
+    a loader or sampler of the user's own, is only what its author has written.
+    """
+    if isinstance(loader, LimitedLoader):
+        inner = certain_length(loader.loader)
+        return None if inner is None else min(loader.count, inner)
+    if isinstance(loader, list | tuple):
+        return len(loader)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    order = order_of(loader)
+    is_known = isinstance(order, EpochSampler | list | tuple) or type(order).__module__.startswith("torch.utils.data.")
+    return length(loader) if is_known else None
+
+
 class _PartOfLoader:
     """Some batches of a loader; in all else, the loader."""
 

@@ -33,7 +33,7 @@ from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
-from pipeline.config.schema import parse_intervals
+from pipeline.config.schema import parse_intervals, time_is_over
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples, to_device
 from pipeline.data.loader import (
@@ -442,8 +442,7 @@ class ExperimentBase(RunnerBase):
             ruling = self._agreement.ruling() if self._agreement else nullcontext()
             with SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
                 self.train()
-                self._end_epoch()
-                self.save()
+                self._finish()
                 self._checkpoints.finish()
         finally:
             self.close()
@@ -452,13 +451,29 @@ class ExperimentBase(RunnerBase):
         """Train on batch after batch, up to ``max_iteration``."""
         self._begin()
         self._stop_if_requested()
-        self._validate(due=self._schedule.validating.starts and not self.iteration)
+        starts = self._schedule.validating.starts and not self.iteration
+        self._validate(due=starts, at_end=self._is_over() and not self._is_cut_short())
         while not self._is_over():
             self.iteration += 1
             self.train_batch()
             self._after_batch()
         if self.context.stop_reason is not None:
             logger.info(f"training ends after iteration {self.iteration}: {self.context.stop_reason}")
+
+    def _finish(self) -> None:
+        """Save, end the epoch, and validate the last weights; after a limit within an epoch, first save that place."""
+        if not self._is_cut_short():
+            self._end_epoch()
+            self.save()
+            return
+        length = "" if self._batches.length is None else f" of {self._batches.length}"
+        logger.info(f"stopped in epoch {self._batches.epoch - 1} after {self._batches.count}{length} batches")
+        if self._is_limited():
+            self.save()
+        self._validate(due=False, at_end=True)
+        self._numbers.cut_epoch_short()
+        if not self._is_limited():
+            self.save()
 
     def read_batch(self) -> Any:
         """The next batch of ``train_loader``, on the device; after the last one of an epoch, the next epoch's first.
@@ -682,7 +697,6 @@ class ExperimentBase(RunnerBase):
         if self._batches.over():
             self.new_epoch()
         else:
-            # One that a limit has cut short was over.
             self._begin_epoch(again=self._interrupted)
 
     def _plan(self) -> None:
@@ -725,7 +739,7 @@ class ExperimentBase(RunnerBase):
             self._numbers.print()
         requests = self.context.requests
         validating = validating or VALIDATION in requests or bool(ended and schedule.validating.fires_after(ended))
-        self._validate(due=validating)
+        self._validate(due=validating, at_end=self._is_over() and not self._is_cut_short())
         requests.discard(VALIDATION)
         if over:
             self._end_epoch()
@@ -734,9 +748,14 @@ class ExperimentBase(RunnerBase):
         self._due = 0 if requests else schedule.next_check(self.train_state, self._agreement)
         self._stop_if_requested()
 
-    def _validate(self, *, due: bool) -> None:
-        """Validate, at most once in an iteration; at the end of training also if it is not due."""
-        at_end = self._schedule.validating.intervals and self._is_over()
+    def _validate(self, *, due: bool, at_end: bool = False) -> None:
+        """Validate, at most once in an iteration.
+
+        Args:
+            due: whether an interval, or a plugin, asks for it.
+            at_end: whether these are the last weights, which are validated if anything ever is.
+        """
+        at_end = at_end and bool(self._schedule.validating.intervals)
         if self._validated == self.iteration or not (due or at_end):
             return
         random = random_state(self._generators())
@@ -751,6 +770,16 @@ class ExperimentBase(RunnerBase):
     def _is_over(self) -> bool:
         """Whether training is over: at its limit, or after ``context.stop``."""
         return self.iteration >= self._schedule.max_steps or self.context.stop_reason is not None
+
+    def _is_cut_short(self) -> bool:
+        """Whether training is over in the middle of an epoch."""
+        return self._is_over() and self._in_epoch and bool(self._batches.count) and not self._batches.over()
+
+    def _is_limited(self) -> bool:
+        """Whether a limit has ended the training, which may be raised, and not ``context.stop``."""
+        reason = self.context.stop_reason
+        max_time = None if self.alone else self.context["runner"].max_time
+        return reason is None or (max_time is not None and reason == time_is_over(max_time))
 
     def _stop_if_requested(self) -> None:
         """Save and end, if a signal or ``is_exit`` asks for it."""
@@ -787,7 +816,7 @@ class ExperimentBase(RunnerBase):
             hooks.before_pass(context=self.context, phase=PHASE)
 
     def _end_epoch(self) -> None:
-        """Call the plugins at the end of an epoch, also of one that is cut short."""
+        """Call the plugins at the end of an epoch."""
         if self._in_epoch:
             self._in_epoch = False
             self.train_state["epoch"] = self._batches.epoch

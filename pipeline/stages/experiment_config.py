@@ -230,11 +230,23 @@ class PluginNumbers(Visuals):
         hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
 
     def end_epoch(self) -> None:
-        """Put the training numbers of the epoch before those of its validations."""
-        self.gather()
-        numbers, iteration = self.training.means(), self.context["train_state"]["iteration"]
-        extend_metrics(self.context, PHASE, numbers)
+        """Report the training numbers of the epoch, and put them before those of its validations."""
+        numbers = self._training_numbers()
         self.context["hooks"].after_pass(context=self.context, phase=PHASE, metrics=numbers)
+        self._put_first(numbers)
+
+    def cut_epoch_short(self) -> None:
+        """Put the training numbers of an epoch that has not ended before those of its validations."""
+        self._put_first(self._training_numbers())
+
+    def _training_numbers(self) -> dict[str, float]:
+        self.gather()
+        numbers = self.training.means()
+        extend_metrics(self.context, PHASE, numbers)
+        return numbers
+
+    def _put_first(self, numbers: dict[str, float]) -> None:
+        iteration = self.context["train_state"]["iteration"]
         self.context["metrics"][PHASE] = numbers | self.validations
         self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
 

@@ -60,11 +60,15 @@ class Runner(RunnerBase):
         for index, phase in enumerate(phases):
             counters["phase_index"] = index
             self.train_phase(context, phase)
-            if loop.end_phase(phase):
-                break
-            if phase is not phases[-1]:
+            is_over = loop.end_phase(phase)
+            if phase is not phases[-1] and not loop.cut_short:
                 counters["phase_index"] = index + 1
-                loop.save_if(False)
+                if is_over:
+                    loop.end_between_phases()
+                else:
+                    loop.save_if(False)
+            if is_over:
+                break
 
     def train_phase(self, context: Context, phase: Phase) -> dict[str, float]:
         """One pass over the data of a phase: ``train_batch`` on each batch; ``loss`` and what was logged."""

@@ -368,16 +368,26 @@ class Validation:
         done = phase.name in self.validated if last else self.validated.get(phase.name) == self.counters["iteration"]
         return bool(phase.valid_datasets) and not done
 
-    def outdate(self, brain: Brain) -> None:
-        """A pass has changed the weights of a Brain: its phases are to be validated again."""
+    def outdate(self, brain: Brain, *, always: bool = False) -> None:
+        """A pass has changed the weights of a Brain: its phases are to be validated again.
+
+        Args:
+            brain: what was trained.
+            always: whether that includes phases that were validated in this iteration.
+        """
         for name, entry in self.context["model"].items():
-            if entry["brain"] is brain and self.validated.get(name) != self.counters["iteration"]:
+            validated_now = self.validated.get(name) == self.counters["iteration"]
+            if entry["brain"] is brain and (always or not validated_now):
                 self.validated.pop(name, None)
 
-    def run(self, phase: Phase, verb: Verb, *, last: bool) -> dict[str, float]:
+    def run(self, phase: Phase, verb: Verb, *, last: bool, keeps_best: bool = True) -> dict[str, float]:
         """Validate a phase with a verb of the stage; its numbers, by the names as which they are reported.
 
-        Schedules do not get the ``last`` ones, which are of no interval.
+        Args:
+            phase: what is validated.
+            verb: evaluates it.
+            last: whether the validation is of no interval; schedules do not get its numbers.
+            keeps_best: whether it may be the best.
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal has asked the run to end.
@@ -387,7 +397,7 @@ class Validation:
         self.validated[phase.name], self.running = self.counters["iteration"], False
         for scheduler in () if last else phase.optim_schedulers.values():
             scheduler.take_metrics(numbers)
-        if self.best:
+        if self.best and keeps_best:
             if self.best.improves(phase.name, numbers, self.counters["iteration"]):
                 self.context["best"] = self.best.as_dict()
             self._unreported.discard(phase.name)

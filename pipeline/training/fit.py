@@ -80,6 +80,7 @@ class Fit(PassLoop):
         epochs: the numbers of the epochs that are done, those of earlier fits first.
         running: the pass in which the checkpoint was saved; None: between two epochs.
         metrics: the numbers of the last epoch.
+        cut_short: whether ``optimizer_step_limit`` has ended the training within an epoch.
 
     Raises:
         CheckpointError: the checkpoints are not of this Brain.
@@ -106,6 +107,7 @@ class Fit(PassLoop):
         self.metrics: dict[str, float] = {}
         self.epochs: list[int] = []
         self.running: EntryState | None = None
+        self.cut_short = False
         # Whether a save within an epoch was, which is told once.
         self.put_off = False
         # Those of a window that an earlier fit was interrupted in.
@@ -167,17 +169,20 @@ class Fit(PassLoop):
         """Train the epochs that are not done yet."""
         done, epochs_before = Counter(self.epochs), len(self.epochs)
         with self.resources, self.agreement.ruling() if self.agreement else nullcontext():
-            for epoch in map(int, () if self._over() else epoch_counter):
+            nothing_left = self._over() and not self.running
+            for epoch in map(int, () if nothing_left else epoch_counter):
                 if done[epoch]:
                     done[epoch] -= 1
                     continue
                 self.epoch(epoch)
+                if self.cut_short:
+                    break
                 self.epochs.append(epoch)
                 self.counters["epoch"] += 1
                 self.save()
                 if self._over():
                     break
-            if len(self.epochs) == epochs_before:
+            if len(self.epochs) == epochs_before and not self.cut_short:
                 updates = self.counters["update"]
                 logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
             if self.checkpoints:
@@ -202,10 +207,13 @@ class Fit(PassLoop):
             numbers = evaluate(brain, on_device(without_state(self.valid), brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
 
-    def open(self, training: TrainPass) -> Iterator[Any]:
-        """Begin the pass of an epoch, or go on with it."""
+    def open(self, training: TrainPass) -> Iterator[Any] | None:
+        """Begin the pass of an epoch, or go on with it; None: it was resumed at a limit that stands."""
         batches = training.read(self.train, interruptible=True)
         self.look_ahead()
+        if self._over():
+            self._stop_in(training)
+            return None
         return batches
 
     def close(self, training: TrainPass) -> None:
@@ -228,11 +236,34 @@ class Fit(PassLoop):
             self.put_off = True
             what = "what a batch asks to be saved is saved when the epoch is over, since within it no order can be drawn again"
             logger.warning(f"fit: train_set: {what}; make_loader makes one that can")
-        if saving and not (over or training.order_is_drawn):
+        if over:
+            self._stop_in(training)
+        elif saving and not training.order_is_drawn:
             self.brain._check_divergence()
             self.save(training.entry_state())
         self.look_ahead()
         return not over
+
+    def _stop_in(self, training: TrainPass) -> None:
+        """A limit ends the training after a batch: unless it was the last of the epoch, save the place first."""
+        if training.has_ended():
+            return
+        message = f"fit: stopped in epoch {training.number} after {training.describe_progress()}"
+        if training.order_is_drawn:
+            if self.checkpoints:
+                what = "a fit that continues leaves out the rest, because the order of the data cannot be drawn again"
+                logger.warning(f"{message}; {what}; make the loader with make_loader")
+            return
+        # Before another batch is asked for, which may change what a checkpoint holds.
+        self.brain._check_divergence()
+        self.save(training.entry_state())
+        if training.has_ended() is None and not training.has_more():
+            return
+        logger.info(message)
+        self.cut_short = True
+        if saver := self.brain.checkpointer:
+            # What is saved from here on is at once, and nothing from which a fit continues.
+            saver._wake = None
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""

@@ -14,7 +14,7 @@ from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
-from pipeline.config.schema import PhaseSchema
+from pipeline.config.schema import PhaseSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
@@ -49,6 +49,9 @@ class TrainLoop(PassLoop):
     Attributes:
         in_use: whether the stage has called one of its methods.
         over: whether training is.
+        cut_short: whether training has ended before its epoch, or its pass outside of epochs, did.
+        place_saved: whether a limit has cut it short, and the checkpoint from which a resumed run continues is saved.
+            Nothing is saved after that.
         journal: what the stage has called; on resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
@@ -57,7 +60,10 @@ class TrainLoop(PassLoop):
 
     def __init__(self, context: Context, stage: Any) -> None:
         super().__init__(context)
-        self.in_use = self.over = False
+        self.in_use = False
+        self.over = False
+        self.cut_short = False
+        self.place_saved = False
         self.checkpointer = cast("RunCheckpointer", context["checkpointer"])
         self.journal = Journal(self.checkpointer._resumed)
         self.passes: dict[str, int] = {}
@@ -173,7 +179,7 @@ class TrainLoop(PassLoop):
         self.begin()
         self._settle()
         self.journal.arrive_after_last_call()
-        if self.journal.resuming:
+        if self.journal.resuming or self.place_saved:
             return
         if self.work:
             self.context.request(CHECKPOINT)
@@ -184,6 +190,8 @@ class TrainLoop(PassLoop):
 
     def end_phase(self, phase: Phase) -> bool:
         """After a pass: validate the phase, if that is due after this epoch; whether training is over."""
+        if self.cut_short:
+            return True
         entries = self.journal.inner or ()
         own = [entry for entry in entries if isinstance(entry, TrainPass) and entry.phase == phase.name]
         # A train_phase of one's own may do without a pass.
@@ -196,6 +204,10 @@ class TrainLoop(PassLoop):
             if self._is_trained(phase.name) and not any(earlier.validated for earlier in own[:-1]):
                 self.hooks.after_phase(context=self.context, phase=phase.name)
         return self.is_over()
+
+    def end_between_phases(self) -> None:
+        """A limit has ended training before the next phase of the epoch: a resumed run continues there."""
+        self._cut_short("between two phases")
 
     def is_over(self) -> bool:
         """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
@@ -227,6 +239,10 @@ class TrainLoop(PassLoop):
         if self.journal.resuming:
             # What was saved stands.
             SHUTDOWN.raise_if_requested()
+            return
+        if self.place_saved:
+            if ending:
+                self.checkpoints.end_run()
             return
         is_best = best is not None and best.deserves_checkpoint(self.counters["iteration"])
         due = due or is_best or CHECKPOINT in self.context.requests
@@ -315,7 +331,8 @@ class TrainLoop(PassLoop):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
         self._validate_last()
-        self._save()
+        if not self.place_saved:
+            self._save()
         self.checkpoints.finish()
         self.exporter.finish()
         if self.agreement:
@@ -332,7 +349,11 @@ class TrainLoop(PassLoop):
         is_leader = goes_on and training is self.journal.leader
         if leads and not is_leader:
             self._between()
-        if training.over or (not goes_on and self.is_over()):
+        if training.over:
+            return None
+        # A pass in the body of another's batch is part of that step, which is finished.
+        if leads and not goes_on and self.is_over():
+            self._cut_short(f"before a pass over phase '{training.phase}'")
             return None
         with phase_errors(training.phase):
             batches = self._read(training, leads=leads)
@@ -426,11 +447,55 @@ class TrainLoop(PassLoop):
         if validating:
             self._validate(training.phase)
         over = self.is_over()
-        if not over:
+        if over:
+            self._stop_in(training)
+        else:
             self.save_if(saving)
             self.look_ahead()
         self._leader = None
         return not over
+
+    def _stop_in(self, training: TrainPass) -> None:
+        """Training is over after an iteration of the pass that leads: unless that was its last, it is cut short."""
+        if self._leader is None or self.cut_short or training.has_ended():
+            return
+        progress = training.describe_progress()
+        if training.has_ended() is None and self.resumable:
+            # Asking for the next batch may change what a checkpoint holds.
+            if self._is_limited:
+                self._save()
+            if not training.has_more():
+                return
+        self._cut_short(f"after {progress}")
+
+    def _cut_short(self, place: str) -> None:
+        """End training before its epoch is over; after a limit, first save the place where a resumed run continues.
+
+        Args:
+            place: where training stops, for the log.
+        """
+        if self.cut_short:
+            return
+        in_epoch = "" if self.journal.inner is None else f" in epoch {self.counters['epoch']}"
+        message = f"stopped{in_epoch} {place}"
+        if self._is_limited and not self.resumable:
+            what = "a resumed run leaves out the rest, because the order of the data cannot be drawn again"
+            logger.warning(f"{message}; {what}; make its loader with pipeline.data.loader.make_loader")
+            return
+        logger.info(message)
+        self.cut_short = True
+        if self._is_limited:
+            for training in self._open:
+                # On a GPU this waits for the work so far.
+                training.brain._check_divergence()
+            self._save()
+            self.place_saved = True
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether a limit has ended the training, which may be raised, and not ``context.stop``."""
+        reason, max_time = self.context.stop_reason, self.runner.max_time
+        return reason is None or (max_time is not None and reason == time_is_over(max_time))
 
     def _print(self, training: TrainPass) -> None:
         """Tell the plugins how a pass goes since the last time: on a GPU this waits for the work so far."""
@@ -491,7 +556,7 @@ class TrainLoop(PassLoop):
     def _between(self) -> None:
         """No batch is in work: do what has become due."""
         self.journal.arrive_after_last_call()
-        if self.journal.resuming:
+        if self.journal.resuming or self.cut_short:
             return
         due = self.counters["iteration"] >= self.due
         # A validation that a signal has interrupted is made again.
@@ -506,6 +571,7 @@ class TrainLoop(PassLoop):
         if training.over or not training.open:
             training.over = True
             return
+        updates = self.counters["update"]
         with phase_errors(training.phase):
             training.end(self.context["current_epoch"], f"'{self.schemas[training.phase].dataset_name}'")
         training.over = True
@@ -514,13 +580,16 @@ class TrainLoop(PassLoop):
         # Its last update, of a window that its end has closed, may have come after the last iteration.
         self.due = min(self.due, self.next_check())
         del self._open[training]
-        self.validation.outdate(training.brain)
-        training.updater.state.epoch = self.context["current_epoch"] + 1
+        closed_window = self.counters["update"] > updates
+        self.validation.outdate(training.brain, always=self.cut_short and closed_window)
+        if not self.cut_short:
+            training.updater.state.epoch = self.context["current_epoch"] + 1
         extend_metrics(self.context, training.phase, training.numbers)
         # Plugins of rank 0 may have added some.
         training.numbers = current_world().broadcast(training.numbers)
         self._take(training.phase, training.numbers, trained=True)
-        self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
+        if not self.cut_short:
+            self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
     def _is_trained(self, phase: str) -> bool:
         """Whether a pass over the data of a phase was made in this epoch."""
@@ -541,6 +610,9 @@ class TrainLoop(PassLoop):
         for training in [entry for entry in entries if isinstance(entry, TrainPass)]:
             self._end(training)
         self.journal.require_arrival("the epoch ended")
+        if self.cut_short:
+            self.journal.inner = None
+            return
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]
@@ -588,11 +660,12 @@ class TrainLoop(PassLoop):
         waits = SHUTDOWN.postponed() if asked and self.work else nullcontext()
         try:
             with phase_errors(name), waits:
-                numbers = self.validation.run(self.phases[name], self._verb_validate, last=last)
+                keeps_best = not self.place_saved
+                numbers = self.validation.run(self.phases[name], self._verb_validate, last=last, keeps_best=keeps_best)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
             restore_random_state(random)
-            if self.resumable:
+            if self.resumable and not self.place_saved:
                 self._save()
             self.checkpoints.finish()
             raise

@@ -17,7 +17,9 @@ from pipeline.checkpoint.state import EntryState, PassState, mapping_of
 from pipeline.context import Context
 from pipeline.data.batch import EmptySlice, on_device, to_device
 from pipeline.data.loader import (
+    LimitedLoader,
     batches_done,
+    certain_length,
     has_own_state,
     length,
     position_of,
@@ -155,6 +157,10 @@ class TrainPass:
         self.resources = ExitStack()
         self._batch: Any = None
         self._remaining: Any = None
+        # The batches of this round that are not taken; how many it has, and how many at most, where that is certain.
+        self._batches: Iterator[Any] = iter(())
+        self._length: int | None = None
+        self._limit: int | None = None
         self._iteration = self._fits = self._updates = self._steps = self._counted = 0
         self._scheduled = False
 
@@ -277,6 +283,8 @@ class TrainPass:
         if not self.open:
             loop.start(self, count)
         brain._pass_batches = min(count, self.count or count)
+        self._limit = loader.count if isinstance(loader, LimitedLoader) else None
+        self._length = certain_length(loader) if sure else None
         position, strategy = self.state.data if self.state else None, brain._strategy
         self.taken = None if sure else (position or {}).get("taken", brain._batches_taken)
         done = brain._batches_taken if self.taken is None else self.taken
@@ -297,6 +305,7 @@ class TrainPass:
             restore_random_state(random)
         if self not in loop.work:
             loop.work.append(self)
+        self._batches = batches
         return batches
 
     def _slices(self, batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
@@ -350,6 +359,30 @@ class TrainPass:
         # What it has logged.
         brain._count_together()
         self.numbers = brain._with_logged({"loss": loss, **computed(self.metrics, current_world())})
+
+    def has_ended(self) -> bool | None:
+        """Whether the batch that is done was the last of the pass; None: only asking for the next one can tell."""
+        if self.count is not None and self.done >= self.count:
+            return True
+        if self.repeat:
+            return False
+        taken = self.brain._batches_taken
+        if self._limit is not None and taken >= self._limit:
+            return True
+        return None if self._length is None else taken >= self._length
+
+    def has_more(self) -> bool:
+        """Ask for the next batch, which is lost, and say whether there was one."""
+        end = object()
+        return next(self._batches, end) is not end
+
+    def describe_progress(self) -> str:
+        """``3 of 7 batches``; without the length where it is unknown, or where another round may follow."""
+        if self.count is not None:
+            return f"{self.done} of {self.count} batches"
+        if self.repeat or not self.brain._pass_batches:
+            return f"{self.done} batches"
+        return f"{self.brain._batches_taken} of {self.brain._pass_batches} batches"
 
     def entry_state(self) -> EntryState:
         """What a checkpoint keeps; on a GPU this waits."""
