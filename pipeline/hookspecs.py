@@ -226,8 +226,8 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 def after_phase(context: Context, phase: str) -> None:
     """The passes of a phase in this epoch are over, and its validation that is due after the epoch.
 
-    It is not called for a phase that was cut short, see ``after_epoch``. The default Runner's ``train_epoch`` ends one phase before it begins the next; a loop of one's own may train several by
-    turns, so there all end with the epoch.
+    It is not called for a phase that was cut short, see ``after_epoch``. The default Runner's ``train_epoch`` ends one phase
+    before it begins the next; a loop of one's own may train several by turns, so there all end with the epoch.
     """
 
 

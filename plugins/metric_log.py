@@ -29,12 +29,13 @@ _COLUMNS = ("event", "epoch", "iteration", "phase", "name", "value")
 _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
-class Sizes(StateModel):
-    """How long the files are, in bytes."""
+class LogState(StateModel):
+    """How long the files are, in bytes, and whether an epoch is running."""
 
     metrics: int
     timing: int
     csv: int = 0
+    in_epoch: bool = False
 
 
 class MetricLog:
@@ -117,13 +118,14 @@ class MetricLog:
             self._write_stage(context, completed=False)
 
     def state_dict(self) -> dict[str, int]:
-        """How long the files are, in bytes."""
-        sizes = {"metrics": _size(self.metrics), "timing": _size(self.timing)}
-        return {**sizes, "csv": _size(self.csv)} if self.csv else sizes
+        """How long the files are, in bytes, and whether an epoch is running."""
+        state = {"metrics": _size(self.metrics), "timing": _size(self.timing), "in_epoch": self.in_epoch}
+        return {**state, "csv": _size(self.csv)} if self.csv else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Cut off what a run that was interrupted wrote after its checkpoint: it comes again."""
-        sizes = Sizes.from_tree(state, "metric_log")
+        sizes = LogState.from_tree(state, "metric_log")
+        self.in_epoch = sizes.in_epoch
         for file, size in ((self.metrics, sizes.metrics), (self.timing, sizes.timing), (self.csv, sizes.csv)):
             if file is None:
                 continue
@@ -139,11 +141,9 @@ class MetricLog:
                 append(file, "".join(self.stages))
 
     @hookimpl
-    def on_resume(self, context: Context) -> None:
+    def on_resume(self) -> None:
         """Look at the clock: of an epoch that is resumed in its middle, only the rest is counted."""
         self.epoch_began = time.perf_counter()
-        # The counter is the number of epochs that have ended.
-        self.in_epoch = context["train_state"]["epoch"] == context["current_epoch"]
 
     @hookimpl
     def before_epoch(self) -> None:

@@ -64,7 +64,9 @@ class TrainRunner:
             path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, self.keep_best.mode)
             paths = [path] if path else []
         if not paths:
-            raise CheckpointError(f"{self.folder}: '{metric}' was never a number, so none is the best; name `last`")
+            what = f"'{metric}' was never a number, so none is the best"
+            remedy = f"name `{LAST}`, or choose a valid_interval that comes before the end of the training"
+            raise CheckpointError(f"{self.folder}: {what}; {remedy}")
         return first_valid(paths)
 
 

@@ -170,7 +170,9 @@ def config(folder: Path, data: Any = Noisy, args: Any = None, **runner: Any) -> 
             {"name": "three", "class_path": Noisy, "args": {"length": 11}, "batch_size": 4, "shuffle": True},
             {"name": "valid", "class_path": Noisy, "args": {"length": 7}, "batch_size": 3},
         ],
-        "runner": [{"name": "t", "class": "train", "device": "cpu", "seed": 5, **settings, "keep_best": best, **runner}],
+        "runner": [
+            {"name": "t", "class": "train", "device": "cpu", "seed": 5, **settings, "keep_best": best, **runner}
+        ],
         "phase": [
             {**first, "optim_schedulers": {"main": plateau}},
             {**second, "optim_schedulers": {"main": noam}},

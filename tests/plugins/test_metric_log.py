@@ -306,9 +306,9 @@ def half(tmp_path: Path) -> Iterator[MetricLog]:
 def test_lines_after_the_checkpoint_are_cut_off_and_the_length_is_that_of_the_rest(
     half: MetricLog, tmp_path: Path
 ) -> None:
-    assert half.state_dict() == {"metrics": 18, "timing": 9}
+    assert half.state_dict() == {"metrics": 18, "timing": 9, "in_epoch": False}
     half.load_state_dict({"metrics": 9, "timing": 0})
-    assert half.state_dict() == {"metrics": 9, "timing": 0}
+    assert half.state_dict() == {"metrics": 9, "timing": 0, "in_epoch": False}
     assert (tmp_path / "metrics").read_text() == '{"a": 1}\n'
 
 

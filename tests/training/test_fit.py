@@ -265,7 +265,7 @@ def test_the_loss_of_several_is_the_one_of_that_name_else_the_sum_and_each_other
 
 
 @pytest.mark.parametrize(
-    ("limit", "iterations", "epochs"), [(1, 4, 1), (2, 8, 1), (3, 10, 1), (4, 14, 2), (None, 30, 3)]
+    ("limit", "iterations", "epochs"), [(1, 4, 0), (2, 8, 0), (3, 10, 1), (4, 14, 1), (None, 30, 3)]
 )
 def test_optimizer_step_limit_counts_updates_and_not_iterations(
     make_table: Table, limit: int | None, iterations: int, epochs: int

@@ -775,7 +775,7 @@ def test_max_steps_ends_passes_and_epochs_and_no_other_begins(config: Config) ->
         fit(context, "line", context.batches("line"))
 
     state = GeneralTrainer(config(runner_class_path=runner_of(on_and_on), max_steps=7)).run()["train_state"]
-    assert (state["iteration"], state["epoch"]) == (7, 1)
+    assert (state["iteration"], state["epoch"]) == (7, 0)
 
 
 # Saving, validation and signals in a body.

@@ -91,11 +91,11 @@ def test_a_phase_whose_model_another_has_trained_since_is_validated_at_the_end(
     assert validated(recorder) == [(3, "line0"), (6, "line0")]
 
 
-@pytest.mark.parametrize("runner", [{"max_steps": 7}, {"epochs": 3, "valid_interval": 100}])
+@pytest.mark.parametrize("runner", [{"max_steps": 9}, {"epochs": 3, "valid_interval": 100}])
 def test_the_last_numbers_are_those_of_the_last_weights_wherever_they_stand(
     config: Config, run: Run, by_hand: Any, make_table: Table, runner: dict[str, Any]
 ) -> None:
-    best = {"metric": "valid_loss", "mode": "max"}
+    best = {"metric": "valid_loss", "mode": "min"}
     chosen = config(**{"epochs": None, "valid_interval": 5, "keep_best": best, **runner})
     chosen["phase"][0]["valid_dataset_name"] = "data"
     del chosen["plugins"]
