@@ -139,3 +139,24 @@ def test_all_ranks_find_the_same_checkpoints(two_ranks: Ranks, config: Path) -> 
     [run_dir] = [path for path in (config.parent / "found").glob("*/2*") if path.is_dir()]
     exported = sorted(path.name for path in (run_dir / "train" / "inference").iterdir())
     assert exported == [f"waves-{iteration:012d}.safetensors" for iteration in (5, 10, 15)]
+
+
+def limited(config: Path, folder: Path, *limits: int) -> str:
+    """The run directory of a job that is run up to each of these steps in turn, on this rank."""
+    resume = "never"
+    for steps in limits:
+        overrides = [
+            *JOB,
+            f"output_dir={folder}",
+            f"runner.train.max_steps={steps}",
+            "runner.train.save_interval=1 epoch",
+        ]
+        trainer = GeneralTrainer(config, overrides, resume)
+        resume = str(trainer.run()["run_dir"])
+    return resume
+
+
+def test_limit_inside_epoch_resumes_exactly_on_two_ranks(two_ranks: Ranks, config: Path) -> None:
+    unbroken = two_ranks(limited, config, config.parent / "unbroken", 10)[0]
+    resumed = two_ranks(limited, config, config.parent / "limited", 4, 10)[0]
+    assert_same_bits(resumed, unbroken)

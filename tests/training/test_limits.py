@@ -90,7 +90,7 @@ def test_limit_inside_epoch_calls_hooks_once(hooks: list[str]) -> None:
 PLACES = [
     ("phases", {"max_steps": 2}),
     ("phases", {"max_time": "70 second"}),
-    ("loop", {"optimizer_step_limit": 4}),
+    ("loop", {"optimizer_step_limit": 2}),
     ("rounds", {"max_steps": 7}),
     ("wrong_length", {"max_steps": 4}),
     ("experiment", {"max_steps": 9}),
