@@ -14,9 +14,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
-from pipeline.checkpoint.weights import buffers_of, module_of, unique_modules
+from pipeline.checkpoint.weights import (
+    buffers_of,
+    fill_tied_names,
+    module_of,
+    tied_names,
+    unique_modules,
+)
 from pipeline.context import Context
-from pipeline.errors import ConfigError
+from pipeline.errors import CheckpointError, ConfigError
 
 
 class AverageState(StateModel):
@@ -78,7 +84,7 @@ class Ema:
             that is needed, as it may be with ``equal``, call ``torch.optim.swa_utils.update_bn`` in a terminal stage.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range. Later, before the first batch: two models share a tensor.
     """
 
     # Each process averages the weights that it has.
@@ -212,28 +218,36 @@ class Ema:
         return {"updates": dict(self.updates), "models": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a ``state_dict``, where the weights of its checkpoint are loaded."""
+        """Continue from a ``state_dict`` after the weights of its checkpoint are loaded.
+
+        Raises:
+            CheckpointError: the models have parameters whose training weights are not in it.
+        """
         modules = unique_modules(self.context["model"])
         whole = EmaState.from_tree(state, "ema")
         self.updates = whole.updates
+        saved = {phase: own.weights for phase, own in whole.models.items()}
+        # The code may name a tied parameter in another order now.
+        saved = fill_tied_names(saved, {phase: modules[phase] for phase in saved}, "ema")
         for phase, own in whole.models.items():
             tensors = self._tensors(modules[phase])
             averaged = self._averaged_model(tensors.values())
             averaged.n_averaged.fill_(own.averaged)
             self.averages[phase] = averaged
             # ``use_buffers`` may have changed.
-            targets = {
-                **tensors,
-                **{name: value for name, value in buffers_of(modules[phase]).items() if value is not None},
-            }
-            for name, value in own.weights.items():
+            buffers = {name: value for name, value in buffers_of(modules[phase]).items() if value is not None}
+            targets = {**dict(modules[phase].named_parameters(remove_duplicate=False)), **buffers}
+            if unlike := [name for name in targets.keys() ^ saved[phase].keys() if name not in buffers]:
+                what = f"ema: phase '{phase}': '{min(unlike)}' is not both in the checkpoint and in the model"
+                raise CheckpointError(f"{what}; resume with the model that the run began with")
+            for name, value in saved[phase].items():
                 targets[name].data.copy_(value)
 
     def _attach(self) -> None:
         """Note each step of the optimizers: of a window that is discarded there is none.
 
         Raises:
-            ConfigError: no optimizer is known, as in an Experiment.
+            ConfigError: no optimizer is known, as in an Experiment; or two models share a tensor.
         """
         self.attached = True
         models = self.context["model"]
@@ -246,8 +260,20 @@ class Ema:
         if not optimizers:
             what = f"ema: no phase of {self.context['runner_name']} has optim_schedulers, whose steps it waits for"
             raise ConfigError(f"{what}; take ema out, or train with a phase")
+        self._check_shared({owner for _, owner in optimizers.values()})
         for optimizer, owner in optimizers.values():
             optimizer.register_step_post_hook(partial(self._note, owner))
+
+    def _check_shared(self, owners: set[str]) -> None:
+        """Raise if two models that are trained share a tensor, which would get two averages."""
+        modules = unique_modules(self.context["model"])
+        averaged = {owner: self._tensors(modules[owner]) for owner in owners}
+        for places in tied_names({owner: modules[owner] for owner in modules if owner in owners}):
+            shared = {phase: name for phase, name in places if name in averaged[phase]}
+            if len(shared) > 1:
+                names = " and ".join(f"'{phase}.{name}'" for phase, name in shared.items())
+                what = f"ema: {names} are one tensor of two models, which would get two averages"
+                raise ConfigError(f"{what}; take ema out, or use one model for both phases (model_of)")
 
     def _note(self, owner: str, *_: Any) -> None:
         self.updated.add(owner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pipeline.checkpoint.comparison import differences
 from pipeline.errors import CheckpointError, ConfigError, nearest, one_of, printable
 
 _T = TypeVar("_T")
@@ -92,15 +93,19 @@ def _unique(owned: Mapping[str, _T]) -> dict[str, _T]:
 def load_weights(weights: Weights, models: Models, where: str) -> None:
     """Load the weights of every phase by its name; if both sides have just one, the names may differ.
 
+    Of a tensor that has several names in the models, one name is enough.
+
     Raises:
-        CheckpointError: they do not fit; then no model has changed.
+        CheckpointError: they do not fit, or two names of one tensor have different values; then no model has changed.
     """
     modules = unique_modules(models)
     weights = _by_phase(weights, modules)
-    for phase, module in modules.items():
+    for phase in modules:
         if phase not in weights:
             what = f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}"
             raise CheckpointError(f"{what}; name the phase as it was when trained")
+    weights = fill_tied_names(weights, modules, where)
+    for phase, module in modules.items():
         _check(module, weights[phase], f"{where}: phase '{phase}'")
     for phase, module in modules.items():
         _make_room(module, weights[phase])
@@ -119,12 +124,14 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
             ``phase.name`` too.
 
     Raises:
-        CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; then no model has changed.
+        CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; or two names of one tensor
+            have different values. Then no model has changed.
     """
     modules = unique_modules(models)
     several = len(modules) > 1
     own = _joined({phase: module.state_dict() for phase, module in modules.items()}, several)
-    saved = _joined(_by_phase(weights, modules), several)
+    filled = fill_tied_names(_by_phase(weights, modules), modules, where, only)
+    saved = _joined(filled, several)
     known = [*own, *(name for name in saved if name not in own)]
     if wrong := unmatched_pattern(only, known):
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
@@ -139,6 +146,83 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
             part = {name: saved[prefix + name] for name in module.state_dict() if prefix + name in loaded}
             module.load_state_dict(part, strict=False)
     return report
+
+
+def fill_tied_names(
+    weights: Weights,
+    modules: Mapping[str, nn.Module],
+    where: str,
+    only: Sequence[str] = ("*",),
+) -> PhaseWeights:
+    """Return the weights with a value under each name of a tied tensor.
+
+    A tied tensor has several names in the modules. Programs that write it once choose one of the names.
+
+    Args:
+        weights: phase -> name -> what was saved.
+        modules: phase -> the module that takes it.
+        where: what messages begin with.
+        only: the patterns of ``load_part``. A tensor that they do not name is left as it is.
+
+    Raises:
+        CheckpointError: two names of one tensor have different values.
+    """
+    several = len(modules) > 1
+    filled = {phase: dict(tensors) for phase, tensors in weights.items()}
+    for places in tied_names(modules):
+        labels = {place: ".".join(place) if several else place[1] for place in places}
+        saved = [(phase, name) for phase, name in places if name in weights.get(phase, ())]
+        if not saved or not match_names(only, labels.values()):
+            continue
+        first_phase, first_name = saved[0]
+        value = weights[first_phase][first_name]
+        for phase, name in saved[1:]:
+            difference = next(differences(value, weights[phase][name]), None)
+            if difference:
+                names = f"'{labels[saved[0]]}' and '{labels[phase, name]}'"
+                what = f"{names} are one tensor of the model, and differ here ({difference})"
+                raise CheckpointError(f"{where}: {what}; save the same under both, or leave one out")
+        for phase, name in places:
+            filled.setdefault(phase, {}).setdefault(name, value)
+    return filled
+
+
+def tied_names(modules: Mapping[str, nn.Module]) -> list[list[tuple[str, str]]]:
+    """Return the phase and name of each place of a tensor, for tensors that are in several places.
+
+    This includes parameters and buffers that are assigned twice, modules that are registered twice,
+    and tensors that show exactly the same memory.
+    """
+    # All states stay alive until the end, so that no id is used twice.
+    states = {phase: module.state_dict(keep_vars=True) for phase, module in modules.items()}
+    places: dict[Hashable, list[tuple[str, str]]] = {}
+    for phase, module in modules.items():
+        keys: dict[str, Hashable] = dict(_buffer_slots(module))
+        for name, value in states[phase].items():
+            # A buffer without elements gets its memory when it is loaded.
+            has_memory = isinstance(value, Tensor) and (is_lazy(value) or value.numel())
+            if has_memory and not is_extra_state(name):
+                keys[name] = _identity(value)
+        for name, key in keys.items():
+            places.setdefault(key, []).append((phase, name))
+    return [names for names in places.values() if len(names) > 1]
+
+
+def _buffer_slots(module: nn.Module) -> dict[str, Hashable]:
+    """Return the name of each saved buffer with the module object and the attribute that hold it."""
+    slots: dict[str, Hashable] = {}
+    for name in buffers_of(module):
+        place, _, attribute = name.rpartition(".")
+        slots[name] = (id(module.get_submodule(place)), attribute)
+    return slots
+
+
+def _identity(tensor: Tensor) -> Hashable:
+    """Return a key that two tensors share if a write to one is a write to all of the other."""
+    if tensor.layout is not torch.strided or is_lazy(tensor) or 0 in tensor.stride():
+        return id(tensor)
+    address = tensor.data_ptr()
+    return (address, tensor.dtype, tensor.shape, tensor.stride()) if address else id(tensor)
 
 
 def rename(weights: PhaseWeights, prefixes: Mapping[str, str], where: str) -> PhaseWeights:
