@@ -228,7 +228,7 @@ class Ema:
         self.updates = whole.updates
         saved = {phase: own.weights for phase, own in whole.models.items()}
         # The code may name a tied parameter in another order now.
-        saved = fill_tied_names(saved, {phase: modules[phase] for phase in saved}, "ema")
+        saved = fill_tied_names(saved, {phase: modules[phase] for phase in saved}, "ema", {})
         for phase, own in whole.models.items():
             tensors = self._tensors(modules[phase])
             averaged = self._averaged_model(tensors.values())

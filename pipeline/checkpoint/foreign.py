@@ -29,7 +29,9 @@ def read_weights(path: Path, with_training: bool = False) -> LoadedCheckpoint:
     """
     if path.is_dir():
         return reader.read_checkpoint(path, with_training)
-    return LoadedCheckpoint(path, {}, {}, {path.name: read(path)}, None)
+    tensors, resized = _read(path)
+    weights = {path.name: tensors}
+    return LoadedCheckpoint(path, {}, {}, weights, None, resized={path.name: resized})
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -39,6 +41,11 @@ def read(path: Path) -> dict[str, Tensor]:
         CheckpointError: it is missing, damaged, too large, or holds something else; no code in it is run.
         StorageError: the storage refuses for a reason that may pass.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of a file by name, and the names of its resized buffers."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such checkpoint; check the path")
     if path.suffix != ".safetensors" and path.suffix not in TORCH:
@@ -47,10 +54,10 @@ def read(path: Path) -> dict[str, Tensor]:
     # A link to a file is what caches of downloads are made of.
     real = path.resolve()
     if path.suffix != ".safetensors":
-        return _read_torch(real)
+        return _read_torch(real), []
     file = safetensors_io.read_tensors(real)
     with storage.at_path(real):
-        return pytree.join(*file)
+        return pytree.join(*file), safetensors_io.resized_buffers(file.metadata)
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:

@@ -278,11 +278,16 @@ def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint,
         what = f"runner.{runner.name}.{'init_modules' if only else 'rename'}: is for one checkpoint, and there are {len(paths)}"
         raise ConfigError(f"{what}, each of which would be evaluated; name one in init_model_path")
     renamed = weights.rename(checkpoint.weights, runner.rename or {}, str(checkpoint.path))
-    checkpoint = replace(checkpoint, weights=renamed)
+    resized = {
+        phase: [weights.renamed(name, runner.rename or {}) for name in names]
+        for phase, names in checkpoint.resized.items()
+    }
+    checkpoint = replace(checkpoint, weights=renamed, resized=resized)
     if only is None:
         _fit(checkpoint, models)
     else:
-        report = weights.load_part(checkpoint.weights, models, str(checkpoint.path), only)
+        where = str(checkpoint.path)
+        report = weights.load_part(checkpoint.weights, models, where, only, checkpoint.resized)
         logger.info(f"{checkpoint.path}: {weights.summary(report)}")
     if runner.kind == "train":
         return Initial({}, {})
@@ -290,5 +295,5 @@ def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint,
 
 
 def _fit(checkpoint: LoadedCheckpoint, models: Models) -> None:
-    weights.load_weights(checkpoint.weights, models, str(checkpoint.path))
+    weights.load_weights(checkpoint.weights, models, str(checkpoint.path), checkpoint.resized)
     logger.info(f"weights of {', '.join(models)} loaded from {short(checkpoint.path)}")

@@ -20,7 +20,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import workspaces
 from pipeline.checkpoint.comparison import brief, differences
-from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, module_of, unique_modules
+from pipeline.checkpoint.weights import (
+    Models,
+    buffers_of,
+    is_extra_state,
+    load_module,
+    module_of,
+    tied_names,
+    unique_modules,
+)
 from pipeline.errors import CheckpointError, printable
 
 
@@ -232,12 +240,17 @@ def _load(part: Any, state: Any, configured: Options | None) -> None:
     elif isinstance(part, LRScheduler) and "base_lrs" in state:
         # Those that are configured now, as the optimizer's options are.
         part.load_state_dict({**state, "base_lrs": part.base_lrs})
+    elif isinstance(part, nn.Module):
+        load_module(part, state, "the module")
     else:
         part.load_state_dict(state)
 
 
 def _shows(module: nn.Module, storages: set[tuple[int, int]]) -> bool:
     """Whether everything in a module is among the weights, as for a wrapper around a part of the model."""
+    if None in buffers_of(module).values():
+        # It gets a state later.
+        return False
     return storages.issuperset(map(_memory, module.state_dict().values()))
 
 
@@ -275,6 +288,8 @@ class InitialModels:
         self._tensors = {phase: _described(module) for phase, module in modules.items()}
         self._buffers = {phase: set(buffers_of(module)) for phase, module in modules.items()}
         self._groups = _groups(models)
+        self._sharing = {phase: _sharing(module) for phase, module in modules.items()}
+        self._tied = {phase: _tied_parameters(module) for phase, module in modules.items()}
 
     def changes(self, models: Models, updaters: Mapping[str, Any]) -> dict[str, Any]:
         """What checkpoints keep of the models beside weights, schedulers and the states of their updaters.
@@ -289,21 +304,50 @@ class InitialModels:
             if sizes != self._groups.get(place, sizes):
                 was = f"had parameter groups of {self._groups[place]} when the training began, and has of {sizes}"
                 raise CheckpointError(_unlike(place, was))
-        buffers = {phase: self._changed(phase, module) for phase, module in unique_modules(models).items()}
+        for phase, module in unique_modules(models).items():
+            self._check_shapes(phase, module)
+        buffers = self.resized_buffers(models)
         return {"parts": states, "frozen": {"begun": self.frozen, "now": _frozen(models)}, "buffers": buffers}
 
-    def _changed(self, phase: str, module: nn.Module) -> list[str]:
-        """The buffers that have another size or type than before, or were None."""
-        was, now = self._tensors.get(phase), _described(module)
+    def resized_buffers(self, models: Models) -> dict[str, list[str]]:
+        """Return the buffers of each phase whose shape, type or memory a new model does not have."""
+        modules = unique_modules(models)
+        return {phase: self._resized(phase, module) for phase, module in modules.items()}
+
+    def _resized(self, phase: str, module: nn.Module) -> list[str]:
+        """Return the buffers that have another shape or type than before, or shared memory."""
+        was = self._tensors.get(phase)
         if was is None:
             return []
+        now = _described(module)
+        sharing = _sharing(module)
         buffers = self._buffers[phase] & buffers_of(module).keys()
-        differing = [name for name in {**was, **now} if was.get(name) != now.get(name) and was.get(name) != _ANY]
-        for name in differing:
-            if name not in buffers:
+        names = []
+        for name in {**was, **now}:
+            reshaped = was.get(name) != now.get(name) and was.get(name) != _ANY
+            others = self._sharing[phase].get(name, frozenset())
+            parted = bool(others - sharing.get(name, frozenset()))
+            if name in buffers and (reshaped or parted):
+                names.append(name)
+        return names
+
+    def _check_shapes(self, phase: str, module: nn.Module) -> None:
+        """Raise if something other than a buffer has changed in a way that no new model has."""
+        was = self._tensors.get(phase)
+        if was is None:
+            return
+        now = _described(module)
+        buffers = self._buffers[phase] & buffers_of(module).keys()
+        for name in {**was, **now}:
+            differs = was.get(name) != now.get(name) and was.get(name) != _ANY
+            if differs and name not in buffers:
                 what = f"was {was.get(name, 'not there')} when the training began, and is {now.get(name, 'not there')}"
                 raise CheckpointError(_unlike(f"phase '{phase}': '{name}'", what))
-        return differing
+        tied = tied_names({phase: module})
+        for names in self._tied.get(phase, ()):
+            if not any(names <= {name for _, name in places} for places in tied):
+                what = "were one parameter when the training began, and are several now"
+                raise CheckpointError(_unlike(f"phase '{phase}': {', '.join(sorted(names))}", what))
 
 
 _ANY = "of any shape"
@@ -330,6 +374,26 @@ def _described(module: nn.Module) -> dict[str, str]:
         name: brief(value) if isinstance(value, Tensor) and not (is_lazy(value) or is_extra_state(name)) else _ANY
         for name, value in module.state_dict().items()
     }
+
+
+def _sharing(module: nn.Module) -> dict[str, frozenset[str]]:
+    """Return, for each tensor that shares its memory, the names of the others in that memory."""
+    state = module.state_dict(keep_vars=True)
+    by_memory: dict[int, set[str]] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.layout is torch.strided and not is_lazy(value):
+            address = value.untyped_storage().data_ptr()
+            if address:
+                by_memory.setdefault(address, set()).add(name)
+    shared = [names for names in by_memory.values() if len(names) > 1]
+    return {name: frozenset(names - {name}) for names in shared for name in names}
+
+
+def _tied_parameters(module: nn.Module) -> list[set[str]]:
+    """Return the names of each parameter that has several."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    tied = [{name for _, name in places} for places in tied_names({"": module})]
+    return [names for names in tied if names <= parameters.keys()]
 
 
 def _groups(models: Models) -> dict[str, list[int]]:

@@ -78,6 +78,7 @@ class LoadedCheckpoint:
         training: the tree of what else was saved to go on from; None where nothing was, or where it was not read.
         size: how many processes have saved it.
         own: what ranks other than 0 have of their own: of as many processes that of this rank, else of all.
+        resized: phase -> the buffers whose shape or type is not that of a new model.
     """
 
     path: Path
@@ -88,6 +89,7 @@ class LoadedCheckpoint:
     iterations: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
     size: int = 1
     own: list[Any] = field(default_factory=list, repr=False)
+    resized: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def state(self) -> TrainingState | None:
@@ -127,16 +129,29 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
             # What only the others read.
             [*pool.map(lambda name: _verify(path / name, files[name]), {*ranks} - {*own})]
     weights, trees = {}, {}
+    resized = {}
     for name, file in tensors.items():
         with storage.at_path(path / name):
             if layout.is_weights(name):
-                weights[name.removesuffix(SUFFIX)] = pytree.join(*file)
+                phase = name.removesuffix(SUFFIX)
+                weights[phase] = pytree.join(*file)
+                resized[phase] = safetensors_io.resized_buffers(file.metadata)
             else:
                 trees[name] = pytree.unflatten(*file)
     counters, metrics = state["train_state"], state["metrics"]
     iterations = state.get("iterations", iterations_at(metrics, counters["iteration"]))
     parts = [trees[name] for name in own]
-    return LoadedCheckpoint(path, counters, metrics, weights, trees.get(TRAINING), iterations, len(ranks) + 1, parts)
+    return LoadedCheckpoint(
+        path,
+        counters,
+        metrics,
+        weights,
+        trees.get(TRAINING),
+        iterations,
+        len(ranks) + 1,
+        parts,
+        resized,
+    )
 
 
 def problems_of(path: Path) -> list[str]:

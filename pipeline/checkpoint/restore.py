@@ -15,7 +15,7 @@ from pipeline.checkpoint.parts import CONFIG_OPTIONS, InitialModels, fitting, pa
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import Recoverable, SchedulerState, TrainingState, classes_of
-from pipeline.checkpoint.weights import Models, module_of, unique_brains, unique_modules
+from pipeline.checkpoint.weights import Models, unique_brains, unique_modules
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, printable
 
@@ -71,10 +71,9 @@ def restore_training(
 
 def restore_weights(saved: LoadedCheckpoint, models: Models) -> None:
     """Restore the weights, and buffers of whatever size they had."""
-    for phase, buffers in saved.state.buffers.items() if saved.state else ():
-        if phase in models:
-            weights.clear_buffers(module_of(models[phase]), buffers)
-    weights.load_weights(saved.weights, models, str(saved.path))
+    # Earlier checkpoints name these buffers only in the training state.
+    resized = {**saved.resized, **(saved.state.buffers if saved.state else {})}
+    weights.load_weights(saved.weights, models, str(saved.path), resized)
 
 
 def _check_phases(state: TrainingState, models: Models, where: str) -> None:
@@ -154,5 +153,9 @@ def restore_recoverables(recoverables: Mapping[str, Recoverable], state: Trainin
 
 def restore_recoverable(name: str, recoverable: Recoverable, state: TrainingState, where: str) -> None:
     """Restore the state of one object."""
+    saved = state.recoverables[name]
     with loading(f"{where}: recoverables.{name}"):
-        recoverable.load_state_dict(state.recoverables[name])
+        if isinstance(recoverable, nn.Module) and isinstance(saved, Mapping):
+            weights.load_module(recoverable, saved, "the module")
+        else:
+            recoverable.load_state_dict(saved)

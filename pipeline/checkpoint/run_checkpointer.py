@@ -238,12 +238,15 @@ class RunCheckpointer:
             CheckpointError: it is missing or damaged, or does not fit the models.
         """
         self._wait()
-        weights.load_weights(foreign.read_weights(Path(path)).weights, models, str(path))
+        checkpoint = foreign.read_weights(Path(path))
+        weights.load_weights(checkpoint.weights, models, str(path), checkpoint.resized)
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
     def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """A copy of everything that this process saves; asynchronous saves need memory of their own."""
-        state, tensors = json.dumps(finite(counted), indent=1).encode(), _tensors_of(models, training)
+        state = json.dumps(finite(counted), indent=1).encode()
+        resized = self._initial.resized_buffers(models) if self._initial else {}
+        tensors = _tensors_of(models, training, resized)
         of_main: dict[str, Callable[[], list[Buffer]]] = {layout.STATE: lambda: [state]}
         contents = of_main if current_world().is_main else {}
         for file, (values, texts) in tensors.items():
@@ -266,7 +269,9 @@ class RunCheckpointer:
                 self._saver.remove_old(final, self._protected)
 
 
-def _tensors_of(models: Models, training: Mapping[str, Any] | None) -> dict[str, safetensors_io.TensorFile]:
+def _tensors_of(
+    models: Models, training: Mapping[str, Any] | None, resized: Mapping[str, list[str]]
+) -> dict[str, safetensors_io.TensorFile]:
     """The files that this process writes: weights and training state, or on another rank than 0 what it has of its own."""
     world, tensors = current_world(), {}
     if world.rank:
@@ -275,7 +280,9 @@ def _tensors_of(models: Models, training: Mapping[str, Any] | None) -> dict[str,
         file = f"{phase}{layout.SUFFIX}"
         if not (layout.is_weights(file) and layout.is_file_name(file)):
             raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-        tensors[file] = pytree.split(module.state_dict())
+        names = resized.get(phase)
+        metadata = {safetensors_io.RESIZED: json.dumps(names)} if names else {}
+        tensors[file] = pytree.split(module.state_dict(), metadata)
     if training is not None:
         tensors[layout.TRAINING] = pytree.flatten(training)
     return tensors

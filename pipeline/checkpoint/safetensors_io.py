@@ -14,6 +14,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from pipeline.checkpoint.header import DTYPES, MAX_HEADER, MAX_TENSORS, METADATA, read_header
 from pipeline.checkpoint.storage import Buffer, at_path
@@ -23,6 +24,9 @@ _NAMES: dict[torch.dtype, str] = {getattr(torch, dtype): name for name, dtype in
 
 # The metadata that lists, as JSON, the tensors of this type, which the format has no name for: they are pairs of F64.
 COMPLEX = "complex128"
+
+# The metadata that lists, as JSON, the buffers whose shape or type has changed since the model was built.
+RESIZED = "resized_buffers"
 
 
 def pack(
@@ -105,6 +109,9 @@ def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | 
 
 def _plain(name: str, value: Any) -> Tensor:
     """The tensor without gradient; complex128 as pairs of numbers."""
+    if is_lazy(value):
+        what = f"'{name}' belongs to a lazy module that was never called, and has no shape yet"
+        raise CheckpointError(f"{what}; call the module before the first save, or remove it")
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
         what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise CheckpointError(f"'{name}' is {what}, which cannot be saved; use dense tensors, e.g. register_buffer")
@@ -155,6 +162,18 @@ def check_memory(size: int) -> None:
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > most:
         raise CheckpointError(f"has {size} bytes, and this machine has {most} of memory; use another")
+
+
+def resized_buffers(metadata: Mapping[str, str]) -> list[str]:
+    """Return the buffers whose shape or type is not that of a new model.
+
+    Raises:
+        CheckpointError: the list of them is damaged.
+    """
+    try:
+        return TypeAdapter(list[str]).validate_json(metadata.get(RESIZED, "[]"))
+    except ValueError as error:
+        raise CheckpointError("is damaged: its list of resized buffers is none; use another") from error
 
 
 def complex_names(metadata: dict[str, str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -90,30 +91,58 @@ def _unique(owned: Mapping[str, _T]) -> dict[str, _T]:
     return {phase: owned[phase] for phase in first.values()}
 
 
-def load_weights(weights: Weights, models: Models, where: str) -> None:
+def load_weights(
+    weights: Weights,
+    models: Models,
+    where: str,
+    resized: Mapping[str, Collection[str]] | None = None,
+) -> None:
     """Load the weights of every phase by its name; if both sides have just one, the names may differ.
 
     Of a tensor that has several names in the models, one name is enough.
 
+    Args:
+        weights: what was saved.
+        models: what takes them.
+        where: what messages name.
+        resized: phase -> the buffers that take any shape and type, or none at all.
+
     Raises:
-        CheckpointError: they do not fit, or two names of one tensor have different values; then no model has changed.
+        CheckpointError: they do not fit, or two names of one tensor have different values. Then no
+            model has changed.
     """
     modules = unique_modules(models)
     weights = _by_phase(weights, modules)
+    resized = _by_phase(resized or {}, modules)
     for phase in modules:
         if phase not in weights:
             what = f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}"
             raise CheckpointError(f"{what}; name the phase as it was when trained")
-    weights = fill_tied_names(weights, modules, where)
+    weights = fill_tied_names(weights, modules, where, resized)
+    free = {phase: resized.get(phase, ()) for phase in modules}
     for phase, module in modules.items():
-        _check(module, weights[phase], f"{where}: phase '{phase}'")
+        _check(module, weights[phase], free[phase], f"{where}: phase '{phase}'")
     for phase, module in modules.items():
-        _make_room(module, weights[phase])
-        with torch.no_grad():
-            module.load_state_dict(dict(weights[phase]))
+        _load(module, weights[phase], free[phase])
 
 
-def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",)) -> LoadReport:
+def load_module(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
+    """Load the state that a module had earlier in the same training. Its buffers take any shape and type.
+
+    Raises:
+        CheckpointError: it does not fit; then the module has not changed.
+    """
+    _check(module, weights, buffers_of(module), where)
+    _load(module, weights, buffers_of(module))
+
+
+def load_part(
+    weights: Weights,
+    models: Models,
+    where: str,
+    only: Sequence[str] = ("*",),
+    resized: Mapping[str, Collection[str]] | None = None,
+) -> LoadReport:
     """Load the weights that the patterns name, that were saved, and that have the right shape.
 
     Args:
@@ -122,6 +151,7 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         where: what messages name.
         only: module names (``encoder``), or patterns (``*.bias``), of what is asked for; with several phases
             ``phase.name`` too.
+        resized: as in ``load_weights``.
 
     Raises:
         CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; or two names of one tensor
@@ -129,9 +159,15 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     """
     modules = unique_modules(models)
     several = len(modules) > 1
-    own = _joined({phase: module.state_dict() for phase, module in modules.items()}, several)
-    filled = fill_tied_names(_by_phase(weights, modules), modules, where, only)
+    resized = _by_phase(resized or {}, modules)
+    filled = fill_tied_names(_by_phase(weights, modules), modules, where, resized, only)
     saved = _joined(filled, several)
+    states: dict[str, dict[str, Any]] = {}
+    for phase, module in modules.items():
+        values = filled.get(phase, {})
+        adapted = _adaptable(module, values, resized.get(phase, ())) & values.keys()
+        states[phase] = {**module.state_dict(), **{name: values[name] for name in adapted}}
+    own = _joined(states, several)
     known = [*own, *(name for name in saved if name not in own)]
     if wrong := unmatched_pattern(only, known):
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
@@ -140,11 +176,11 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         what = f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)})"
         raise CheckpointError(f"{what}; it holds {abbreviate([*saved])}; name what both have, or `rename` what it has")
     loaded = set(report[LOADED])
-    with torch.no_grad():
-        for phase, module in modules.items():
-            prefix = f"{phase}." if several else ""
-            part = {name: saved[prefix + name] for name in module.state_dict() if prefix + name in loaded}
-            module.load_state_dict(part, strict=False)
+    for phase, module in modules.items():
+        prefix = f"{phase}." if several else ""
+        part = {name: saved[prefix + name] for name in states[phase] if prefix + name in loaded}
+        free = [name for name in resized.get(phase, ()) if name in part]
+        _load(module, part, free, strict=False)
     return report
 
 
@@ -152,6 +188,7 @@ def fill_tied_names(
     weights: Weights,
     modules: Mapping[str, nn.Module],
     where: str,
+    resized: Mapping[str, Collection[str]],
     only: Sequence[str] = ("*",),
 ) -> PhaseWeights:
     """Return the weights with a value under each name of a tied tensor.
@@ -162,6 +199,7 @@ def fill_tied_names(
         weights: phase -> name -> what was saved.
         modules: phase -> the module that takes it.
         where: what messages begin with.
+        resized: phase -> the buffers that get memory of their own.
         only: the patterns of ``load_part``. A tensor that they do not name is left as it is.
 
     Raises:
@@ -169,7 +207,8 @@ def fill_tied_names(
     """
     several = len(modules) > 1
     filled = {phase: dict(tensors) for phase, tensors in weights.items()}
-    for places in tied_names(modules):
+    for shared in tied_names(modules):
+        places = [(phase, name) for phase, name in shared if name not in resized.get(phase, ())]
         labels = {place: ".".join(place) if several else place[1] for place in places}
         saved = [(phase, name) for phase, name in places if name in weights.get(phase, ())]
         if not saved or not match_names(only, labels.values()):
@@ -244,6 +283,14 @@ def rename(weights: PhaseWeights, prefixes: Mapping[str, str], where: str) -> Ph
     return weights
 
 
+def renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    """Return what ``rename`` makes of one name."""
+    for prefix, other in prefixes.items():
+        if name.startswith(prefix):
+            name = f"{other}{name.removeprefix(prefix)}"
+    return name
+
+
 def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
     """Freeze parameters: no gradient, and so no step, no decay and no part in a norm.
 
@@ -284,14 +331,6 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     }
 
 
-def clear_buffers(module: nn.Module, names: Sequence[str]) -> None:
-    """Make these buffers None, as far as they are there: ``load_weights`` gives them the shape and type that was saved."""
-    for name in names:
-        if name in buffers_of(module):
-            place, _, own = name.rpartition(".")
-            module.get_submodule(place)._buffers[own] = None
-
-
 def _compared(names: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LoadReport:
     """Which of the named tensors can be loaded, and why the others cannot."""
     report: dict[str, list[str]] = {what: [] for what in (LOADED, NOT_SAVED, IN_NO_MODEL, RESHAPED)}
@@ -313,20 +352,116 @@ def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
     return {f"{phase}.{name}" if several else name: own[name] for phase, own in tensors.items() for name in own}
 
 
-def _by_phase(weights: Weights, modules: Mapping[str, nn.Module]) -> Weights:
-    """The weights by the phases of the modules: if both sides have just one, the names may differ."""
+def _by_phase(weights: Mapping[str, _T], modules: Mapping[str, nn.Module]) -> Mapping[str, _T]:
+    """What belongs to the weights by the phases of the modules: if both sides have just one, the names may differ."""
     return {next(iter(modules)): next(iter(weights.values()))} if len(weights) == len(modules) == 1 else weights
 
 
-def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
-    own, room = module.state_dict(), _room(module)
-    report = _compared(sorted((own.keys() | weights.keys()) - room), weights, own)
+def _check(
+    module: nn.Module,
+    weights: Mapping[str, Any],
+    resized: Collection[str],
+    where: str,
+) -> None:
+    """Raise unless a module can load the weights."""
+    own = module.state_dict()
+    names = (own.keys() | weights.keys()) - _adaptable(module, weights, resized)
+    report = _compared(sorted(names), weights, own)
     missing = [f"has no '{name}'" for name in report[NOT_SAVED]]
     others = [f"has '{name}', which the model does not" for name in report[IN_NO_MODEL]]
     if faults := [abbreviate(names, "; ") for names in (others, missing, report[RESHAPED]) if names]:
         remedy = ", or `rename` the prefixes of its names" if missing and others else ""
         what = f"{where}: does not fit the model: {'; '.join(faults)}"
         raise CheckpointError(f"{what}; load it into the model that it was saved from{remedy}")
+
+
+def _load(
+    module: nn.Module,
+    weights: Mapping[str, Any],
+    resized: Collection[str],
+    *,
+    strict: bool = True,
+) -> None:
+    """Load weights that fit; buffers get the shape and memory that tensors can be copied into."""
+    own = module.state_dict(keep_vars=True)
+    tensors = [value for value in own.values() if isinstance(value, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    for name in _room(module) | (set(resized) & buffers_of(module).keys()):
+        value = weights.get(name)
+        buffer = None
+        if isinstance(value, Tensor):
+            before = own.get(name)
+            place = before.device if isinstance(before, Tensor) else device
+            buffer = torch.empty_like(value, device=place)
+        elif name not in resized:
+            continue
+        owner, _, attribute = name.rpartition(".")
+        module.get_submodule(owner)._buffers[attribute] = buffer
+    for tensor in tensors:
+        if not is_lazy(tensor) and tensor.layout is torch.strided and 0 in tensor.stride():
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+    with torch.no_grad():
+        module.load_state_dict(weights, strict=strict)
+
+
+def _adaptable(module: nn.Module, weights: Mapping[str, Any], resized: Collection[str]) -> set[str]:
+    """Return the names for which a module takes what was saved, whatever it has now.
+
+    These are the buffers in ``resized``, buffers that are None or empty, and what the loading code
+    of a module accepts, as that of torch's observers does.
+    """
+    own = module.state_dict()
+    buffers = buffers_of(module)
+    names = {name for name in resized if name in buffers}
+    for name in _room(module):
+        never_there = buffers[name] is None and name not in weights
+        if never_there or isinstance(weights.get(name), Tensor):
+            names.add(name)
+    modules = dict(module.named_modules(remove_duplicate=False))
+    tried: dict[str, bool] = {}
+    for name in sorted((own.keys() | weights.keys()) - names):
+        fits = name in own and name in weights and _fits(name, weights[name], own[name])
+        if not fits and _accepts(modules, weights, name, tried):
+            names.add(name)
+    return names
+
+
+def _accepts(
+    modules: Mapping[str, nn.Module],
+    weights: Mapping[str, Any],
+    name: str,
+    tried: dict[str, bool],
+) -> bool:
+    """Return whether a module around a name has loading code that accepts all values below it.
+
+    The code runs on a copy of that module. ``tried`` keeps the outcome by the name of the module.
+    """
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        place = ".".join(parts[:depth])
+        part = modules.get(place)
+        if part is None or not _has_loading_code(part):
+            continue
+        if place not in tried:
+            prefix = f"{place}." if place else ""
+            below = [name for name in weights if name.startswith(prefix)]
+            values = {name.removeprefix(prefix): weights[name] for name in below}
+            try:
+                copy.deepcopy(part).load_state_dict(values)
+            except Exception:  # whatever the code raises for values that it does not take
+                tried[place] = False
+            else:
+                tried[place] = True
+        if tried[place]:
+            return True
+    return False
+
+
+def _has_loading_code(module: nn.Module) -> bool:
+    """Return whether a class or a hook changes how torch loads the tensors of a module."""
+    is_changed = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+    hooks = (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks)
+    return is_changed or any(hooks)
 
 
 def is_extra_state(name: str) -> bool:
@@ -352,16 +487,3 @@ def _room(module: nn.Module) -> set[str]:
     """The buffers that take a tensor of any shape, since they are None or empty."""
     buffers = buffers_of(module).items()
     return {name for name, value in buffers if value is None or (not is_lazy(value) and not value.numel())}
-
-
-def _make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Give buffers the shape and memory that tensors can be copied into."""
-    own = module.state_dict(keep_vars=True)
-    device = next((tensor.device for tensor in own.values() if isinstance(tensor, Tensor)), torch.device("cpu"))
-    for name in _room(module) & weights.keys():
-        place, _, buffer = name.rpartition(".")
-        made = torch.empty_like(weights[name], device=own[name].device if name in own else device)
-        module.get_submodule(place)._buffers[buffer] = made
-    for value in own.values():
-        if isinstance(value, Tensor) and not is_lazy(value) and value.layout is torch.strided and 0 in value.stride():
-            value.data = value.data.clone(memory_format=torch.contiguous_format)

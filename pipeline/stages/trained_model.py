@@ -146,7 +146,7 @@ def _build(config: Config, runner: RunnerSchema, folder: Path, checkpoint: Loade
     if not phases:
         what = f"runner.{runner.name}: its network stage builds no model"
         raise ConfigError(f"{what}; load {checkpoint.path} in the code that does, such as an experiment")
-    weights.load_weights(checkpoint.weights, phases, str(checkpoint.path))
+    weights.load_weights(checkpoint.weights, phases, str(checkpoint.path), checkpoint.resized)
     options = RunOptions(device=str(context["device"]), eval_precision=runner.eval_precision)
     for phase in phases.values():
         weights.module_of(phase).eval()

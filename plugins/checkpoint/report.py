@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -117,6 +118,11 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
     tensors = _tensors_of(loaded, phase)
     # "format" is what others ask for; the step tells whence the weights are.
     metadata = {"format": "pt", "step": str(loaded.train_state["iteration"])}
+    joined = phase is None and len(loaded.weights) > 1
+    phases = loaded.weights if phase is None else [phase]
+    resized = [f"{each}.{name}" if joined else name for each in phases for name in loaded.resized.get(each, ())]
+    if resized:
+        metadata[safetensors_io.RESIZED] = json.dumps(resized)
     content = safetensors_io.encode_tensors(*pytree.split(tensors, metadata))
     storage.replace_durably(target, content, "use another path")
     return list(tensors)
