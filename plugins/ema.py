@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from loguru import logger
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -17,19 +18,32 @@ from pipeline.checkpoint.state import StateModel
 from pipeline.checkpoint.weights import (
     buffers_of,
     fill_tied_names,
+    match_names,
     module_of,
+    suggest_names,
     tied_names,
     unique_modules,
+    unmatched_pattern,
 )
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
 
+# The buffers that are averages of what was computed with the weights.
+STATISTICS = ("running_mean", "running_var")
+
 
 class AverageState(StateModel):
-    """Of one model: how many weights are averaged, and the training weights by name."""
+    """The state of the average of one model.
+
+    Attributes:
+        averaged: how many weights are averaged.
+        weights: the training value of each tensor that is averaged, by name.
+        newest: the parameters that are not averaged. Earlier versions lack it.
+    """
 
     averaged: int
     weights: dict[str, Tensor]
+    newest: list[str] = Field(default_factory=list)
 
 
 class EmaState(StateModel):
@@ -66,6 +80,11 @@ class Ema:
     ``context["model"]`` after the runner stage         the averages
     ==================================================  ==================================================
 
+    All parameters are averaged, and the buffers ``running_mean`` and ``running_var``. Every other
+    buffer has its newest value, because an average of it need not be valid: the vectors of
+    ``spectral_norm`` have to be of length 1, and a codebook belongs to the newest counts.
+    ``include`` and ``exclude`` name exceptions.
+
     Before the first average all of these are the training weights. A run is resumed with the plugin that it began with:
     without it, it would go on from the averages. In an infer runner the plugin does nothing: the weights that are loaded
     are averages already.
@@ -79,12 +98,18 @@ class Ema:
         average: ``exponential``, or ``equal``, in which all weights count alike: stochastic weight averaging.
         every: how many updates of a model are between two averages; or ``"1 epoch"``, at the end of its passes.
         start_epoch: the first epoch that is averaged, from 0.
-        use_buffers: whether buffers of floating point that checkpoints save, such as the statistics of a BatchNorm, are
-            averaged as well; else the averages have the newest ones. Nothing computes them anew from the data: where
-            that is needed, as it may be with ``equal``, call ``torch.optim.swa_utils.update_bn`` in a terminal stage.
+        use_buffers: whether the buffers ``running_mean`` and ``running_var``, such as those of a
+            BatchNorm, are averaged. If not, they have their newest values. Nothing computes them
+            from the data again. Where that is needed, as it may be with ``equal``, call
+            ``torch.optim.swa_utils.update_bn`` in a terminal stage.
+        include: other buffers that are averaged: names, modules or patterns (``*.center``); with
+            several models, ``phase.name``.
+        exclude: parameters and buffers that are not averaged, in the same form. It takes
+            precedence over ``include``.
 
     Raises:
-        ConfigError: an argument is out of range. Later, before the first batch: two models share a tensor.
+        ConfigError: an argument is out of range. Before the first batch: a pattern has no effect,
+            or two models share a tensor.
     """
 
     # Each process averages the weights that it has.
@@ -97,6 +122,8 @@ class Ema:
         every: int | str = 1,
         start_epoch: int = 0,
         use_buffers: bool = True,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
     ) -> None:
         if average not in {"exponential", "equal"}:
             raise ConfigError(f"ema: average is {average!r}; write exponential or equal")
@@ -109,6 +136,14 @@ class Ema:
             raise ConfigError(f"ema: every is {every!r}; write a number of updates, or '1 epoch'")
         if start_epoch < 0:
             raise ConfigError(f"ema: start_epoch is {start_epoch}; write 0 or more")
+        for key, patterns in {"include": include, "exclude": exclude}.items():
+            is_list = isinstance(patterns, list | tuple)
+            if not is_list or not all(isinstance(pattern, str) for pattern in patterns):
+                raise ConfigError(f"ema: {key} is {patterns!r}; write a list of names or patterns")
+        self.include = list(include)
+        self.exclude = list(exclude)
+        # Name -> whether it is averaged, as far as it was asked.
+        self.choices: dict[tuple[str, str], bool] = {}
         self.every, self.by_epoch = int(interval[1]), interval[2] == "epoch"
         self.start_epoch, self.use_buffers = start_epoch, use_buffers
         # Without a function torch averages equally.
@@ -137,6 +172,7 @@ class Ema:
             self._put_back()
         if name == "network":
             self.attached, self.averages, self.updates = False, {}, {}
+            self.choices = {}
 
     @hookimpl(tryfirst=True)
     def before_batch(self) -> None:
@@ -211,10 +247,16 @@ class Ema:
         modules = unique_modules(self.context["model"]) if self.averages else {}
         states = {}
         for phase, averaged in self.averages.items():
-            tensors = self._tensors(modules[phase])
+            tensors = self._tensors(phase)
+            parameters = dict(modules[phase].named_parameters())
+            newest = [name for name in parameters if name not in tensors]
             if self in self.swapped:
                 tensors = dict(zip(tensors, averaged.module.parameters(), strict=True))
-            states[phase] = {"averaged": int(averaged.n_averaged), "weights": tensors}
+            states[phase] = {
+                "averaged": int(averaged.n_averaged),
+                "weights": tensors,
+                "newest": newest,
+            }
         return {"updates": dict(self.updates), "models": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,16 +272,18 @@ class Ema:
         # The code may name a tied parameter in another order now.
         saved = fill_tied_names(saved, {phase: modules[phase] for phase in saved}, "ema", {})
         for phase, own in whole.models.items():
-            tensors = self._tensors(modules[phase])
-            averaged = self._averaged_model(tensors.values())
+            averaged = self._averaged_model(self._tensors(phase))
             averaged.n_averaged.fill_(own.averaged)
             self.averages[phase] = averaged
-            # ``use_buffers`` may have changed.
+            parameters = dict(modules[phase].named_parameters(remove_duplicate=False))
             buffers = {name: value for name, value in buffers_of(modules[phase]).items() if value is not None}
-            targets = {**dict(modules[phase].named_parameters(remove_duplicate=False)), **buffers}
-            if unlike := [name for name in targets.keys() ^ saved[phase].keys() if name not in buffers]:
+            known = {*saved[phase], *own.newest}
+            unlike = [name for name in parameters.keys() ^ known if name not in buffers]
+            if unlike:
                 what = f"ema: phase '{phase}': '{min(unlike)}' is not both in the checkpoint and in the model"
                 raise CheckpointError(f"{what}; resume with the model that the run began with")
+            # What is averaged may have changed: all that was averaged gets its training value.
+            targets = {**parameters, **buffers}
             for name, value in saved[phase].items():
                 targets[name].data.copy_(value)
 
@@ -260,14 +304,16 @@ class Ema:
         if not optimizers:
             what = f"ema: no phase of {self.context['runner_name']} has optim_schedulers, whose steps it waits for"
             raise ConfigError(f"{what}; take ema out, or train with a phase")
-        self._check_shared({owner for _, owner in optimizers.values()})
+        trained = {owner for _, owner in optimizers.values()}
+        self._check_patterns()
+        self._check_shared(trained)
         for optimizer, owner in optimizers.values():
             optimizer.register_step_post_hook(partial(self._note, owner))
 
     def _check_shared(self, owners: set[str]) -> None:
         """Raise if two models that are trained share a tensor, which would get two averages."""
         modules = unique_modules(self.context["model"])
-        averaged = {owner: self._tensors(modules[owner]) for owner in owners}
+        averaged = {owner: self._tensors(owner) for owner in owners}
         for places in tied_names({owner: modules[owner] for owner in modules if owner in owners}):
             shared = {phase: name for phase, name in places if name in averaged[phase]}
             if len(shared) > 1:
@@ -287,21 +333,85 @@ class Ema:
                     self._average(owner)
         self.updated.clear()
 
+    def _check_patterns(self) -> None:
+        """Raise if a pattern of ``include`` or ``exclude`` has no effect."""
+        averaged: list[str] = []
+        others: list[str] = []
+        included: list[str] = []
+        for phase in unique_modules(self.context["model"]):
+            for names, is_parameter in self._names(phase):
+                labels = [self._label(phase, name) for name in names]
+                is_default = self._is_default(names, is_parameter)
+                (averaged if is_default else others).extend(labels)
+                if match_names(self.include, labels):
+                    included.extend(labels)
+        if wrong := unmatched_pattern(self.include, others):
+            what = f"ema: include: '{wrong}' names no buffer of floating point that is not averaged anyway"
+            raise ConfigError(f"{what}{suggest_names(wrong, others) if others else '; leave it out'}")
+        averaged += included
+        if wrong := unmatched_pattern(self.exclude, averaged):
+            what = f"ema: exclude: '{wrong}' names nothing that is averaged"
+            raise ConfigError(f"{what}{suggest_names(wrong, averaged)}")
+
+    def _label(self, phase: str, name: str) -> str:
+        """The name that patterns are compared with: with several models, ``phase.name``."""
+        several = len(unique_modules(self.context["model"])) > 1
+        return f"{phase}.{name}" if several else name
+
     def _average(self, owner: str) -> None:
-        tensors = self._tensors(unique_modules(self.context["model"])[owner]).values()
+        tensors = self._tensors(owner)
         if owner not in self.averages:
             self.averages[owner] = self._averaged_model(tensors)
-        self.averages[owner].update_parameters(Tensors(tensors))
+        averages = list[Tensor](self.averages[owner].module.parameters())
+        # torch pairs them in order, and would not notice another number of tensors.
+        if [value.shape for value in averages] != [value.shape for value in tensors.values()]:
+            what = f"ema: phase '{owner}': the tensors that are averaged have other shapes than at first"
+            raise ConfigError(f"{what}; exclude those that change")
+        self.averages[owner].update_parameters(Tensors(tensors.values()))
 
-    def _averaged_model(self, tensors: Iterable[Tensor]) -> AveragedModel:
+    def _averaged_model(self, tensors: Mapping[str, Tensor]) -> AveragedModel:
         # ``use_buffers`` is how torch averages all that the module gives it.
-        return AveragedModel(Tensors(tensors), multi_avg_fn=self.function, use_buffers=True)
+        values = Tensors(tensors.values())
+        return AveragedModel(values, multi_avg_fn=self.function, use_buffers=True)
 
-    def _tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """What is averaged of a model, by name: the memory alone, which autograd does not watch."""
-        buffers = buffers_of(module) if self.use_buffers else {}
-        floating = {name: value for name, value in buffers.items() if value is not None and value.is_floating_point()}
-        return {name: value.data for name, value in {**dict(module.named_parameters()), **floating}.items()}
+    def _tensors(self, phase: str) -> dict[str, Tensor]:
+        """What is averaged of a model, by its first name: the memory alone, which autograd does not watch."""
+        module = unique_modules(self.context["model"])[phase]
+        values = {**buffers_of(module), **dict(module.named_parameters())}
+        tensors: dict[str, Tensor] = {}
+        for names, is_parameter in self._names(phase):
+            value = values[names[0]]
+            if value is not None and self._is_averaged(phase, names, is_parameter):
+                tensors[names[0]] = value.data
+        return tensors
+
+    def _names(self, phase: str) -> Iterator[tuple[list[str], bool]]:
+        """Yield all names of each tensor of floating point or None, and whether it is a parameter."""
+        module = unique_modules(self.context["model"])[phase]
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        tied: dict[int, list[str]] = {}
+        for name, value in {**parameters, **buffers_of(module)}.items():
+            if value is None:
+                yield [name], False
+            elif name in parameters or value.dtype.is_floating_point:
+                tied.setdefault(id(value), []).append(name)
+        for names in tied.values():
+            yield names, names[0] in parameters
+
+    def _is_averaged(self, phase: str, names: Sequence[str], is_parameter: bool) -> bool:
+        """Whether a tensor with these names is averaged."""
+        key = (phase, names[0])
+        if key not in self.choices:
+            labels = [self._label(phase, name) for name in names]
+            is_default = self._is_default(names, is_parameter)
+            is_chosen = is_default or bool(match_names(self.include, labels))
+            self.choices[key] = is_chosen and not match_names(self.exclude, labels)
+        return self.choices[key]
+
+    def _is_default(self, names: Sequence[str], is_parameter: bool) -> bool:
+        """Whether a tensor with these names is averaged without ``include`` and ``exclude``."""
+        is_statistic = any(name.rpartition(".")[2] in STATISTICS for name in names)
+        return is_parameter or (self.use_buffers and is_statistic)
 
     def _swap_in(self) -> None:
         if self.averages and self not in self.swapped:
@@ -314,9 +424,9 @@ class Ema:
 
     def _exchange(self) -> None:
         """Exchange what the models have with what is in ``averages``; the tensors stay the same objects."""
-        modules = unique_modules(self.context["model"])
         for phase, averaged in self.averages.items():
-            own, others = list(self._tensors(modules[phase]).values()), list[Tensor](averaged.module.parameters())
+            own = list(self._tensors(phase).values())
+            others = list[Tensor](averaged.module.parameters())
             kept = [value.clone() for value in own]
             torch._foreach_copy_(own, others)
             torch._foreach_copy_(others, kept)
