@@ -16,7 +16,7 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import generators_of, without_state
+from pipeline.data.loader import for_evaluation, generators_of, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.world import SINGLE
 from pipeline.errors import ConfigError, DataError
@@ -89,7 +89,7 @@ class SanityValidation:
 
     def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context) -> None:
         metrics = build_metrics(phase.metrics, context["config"].workspace, f"phase.{phase.name}.metrics")
-        batches = iter(on_device(without_state(loader), context["device"]))
+        batches = iter(on_device(without_state(for_evaluation(loader)), context["device"]))
         with supervise_workers(batches), suppress(_EnoughError):
             evaluate(brain, self._first(batches), Stage.VALID, metrics, epoch=context["current_epoch"], world=SINGLE)
 

@@ -345,9 +345,13 @@ class DatasetSchema(_Section):
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
     global_batch_size: Count | None = Field(None, description="samples per batch of all processes; replaces batch_size")
-    shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
-    shuffle_buffer: int = Field(0, ge=0, description="samples of a stream of which each next one is drawn; 0: none")
-    drop_last: bool = Field(False, description="leave out the last batch if it is short")
+    shuffle: bool = Field(False, description="a new order in each epoch of training, from the runner's seed")
+    shuffle_buffer: int = Field(
+        0, ge=0, description="in training, samples of a stream of which each next one is drawn; 0: none"
+    )
+    drop_last: bool = Field(
+        False, description="leave out the last batch if it is short, except where predictions are written"
+    )
     whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
     resume: Literal["reread"] | None = Field(None, description="reread: a stream is read again up to the place")
     sampler: SamplerSettings | None = Field(None, description="{class_path, args}: decides the order of the samples")

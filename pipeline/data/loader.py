@@ -6,21 +6,37 @@ import copy
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from hashlib import blake2b
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
-from typing import Any
+from typing import Any, cast
 
 import torch
 from loguru import logger
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.safetensors_io import pack
+from pipeline.data.evaluation_order import (
+    FixedBatches,
+    is_in_order,
+    is_plain_batch_sampler,
+    ordered_batches,
+    selected_indices,
+)
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
-from pipeline.data.rng import get_states, mix, permutation, set_states
+from pipeline.data.rng import get_states, mix, permutation, seeding, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.distributed.world import current_world
@@ -178,6 +194,7 @@ class SeededLoader(DataLoader[Any]):
             the processes that share the samples this is, and how many there are; by default as in ``current_world()``.
 
     Attributes:
+        evaluated: the loader that an evaluation uses instead; None: this one, in order.
         takes: how many samples all ranks take at once; 0 where a batch sampler says it.
         batch_size: the same for a map-style dataset; for a stream, how many this rank takes.
 
@@ -197,6 +214,9 @@ class SeededLoader(DataLoader[Any]):
         if keywords["batch_size"] and self.takes:
             keywords["batch_size"] = len(slice_of(self.takes, self.rank, self.size)) if self.streams else self.takes
         self.epoch = 0
+        self.evaluated: SeededLoader | None = None
+        # With persistent workers, the copy that evaluates keeps its own.
+        self._in_order: SeededLoader | None = None
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, where it began, the stream's place.
         self._to_come: repeat[bool] | None = None
@@ -397,6 +417,47 @@ class SeededLoader(DataLoader[Any]):
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return with_parts(self, **parts, collate_fn=uncollated), progress, requests
 
+    def for_evaluation(self, *, every_sample: bool = False) -> SeededLoader:
+        """Return the loader of the same samples that neither shuffles nor weights them.
+
+        Args:
+            every_sample: whether ``drop_last`` has no effect, and a stream keeps the order of its
+                dataset, for which it has one worker at most.
+        """
+        if self.evaluated is not None:
+            return self.evaluated.for_evaluation(every_sample=every_sample)
+        parts = self._parts_for_evaluation(every_sample=every_sample)
+        if not parts:
+            return self
+        if not self.persistent_workers:
+            return cast("SeededLoader", with_parts(self, **parts))
+        if self._in_order is None:
+            self._in_order = cast("SeededLoader", with_parts(self, **parts))
+        elif isinstance(parts.get("batch_sampler"), FixedBatches):
+            # The workers that stay ask this object for their batches.
+            cast("FixedBatches", self._in_order.batch_sampler).batches = parts["batch_sampler"].batches
+        self._in_order.epoch = self.epoch
+        return self._in_order
+
+    def _parts_for_evaluation(self, *, every_sample: bool) -> dict[str, Any]:
+        """Return the parts that differ in an evaluation."""
+        parts: dict[str, Any] = {}
+        drop_last = self.drop_last and not every_sample
+        if drop_last != self.drop_last:
+            parts["drop_last"] = drop_last
+        if self.streams:
+            if self.shuffle_buffer:
+                parts["shuffle_buffer"] = 0
+            if every_sample and self.num_workers > 1:
+                # Several workers give their batches in turn.
+                parts["num_workers"] = 1
+            return parts
+        # An order that is drawn has the numbers that a pass over this loader would draw.
+        seed = self.seed if _seeds_order(self) else None
+        with seeding(seed, self.epoch, "order"):
+            order = evaluation_order(self, drop_last=drop_last, where=self.where)
+        return parts | order
+
     @property
     def shards(self) -> int:
         """Into how many parts a stream is divided."""
@@ -404,7 +465,8 @@ class SeededLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the pass that is open, and the workers."""
-        return {**vars(self), **dict.fromkeys(("_fetching", "_iterator", "_to_come", "_position", "_start"))}
+        left_out = ("_fetching", "_iterator", "_to_come", "_position", "_start", "_in_order")
+        return {**vars(self), **dict.fromkeys(left_out)}
 
     def __len__(self) -> int:
         """How many batches there are; exact for a stream that has a length, although each worker has a short last one.
@@ -432,6 +494,81 @@ def with_parts(loader: Any, **parts: Any) -> Any:
     other = copy.copy(loader)
     vars(other).update(parts)
     return other
+
+
+def for_evaluation(loader: Any, *, every_sample: bool = False) -> Any:
+    """Return a loader of the same samples that neither shuffles nor weights them.
+
+    A loader of the user's own that is no DataLoader, and a DataLoader whose sampler is not one of
+    torch's random samplers, keep their order.
+
+    Args:
+        loader: any iterable of batches.
+        every_sample: whether ``drop_last`` has no effect; see ``SeededLoader.for_evaluation``.
+    """
+    if isinstance(loader, LimitedLoader):
+        return LimitedLoader(for_evaluation(loader.loader, every_sample=every_sample), loader.count)
+    if isinstance(loader, SeededLoader):
+        return loader.for_evaluation(every_sample=every_sample)
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return loader
+    drop_last = loader.drop_last and not every_sample
+    is_random = isinstance(order_of(loader), _RANDOM_SAMPLERS)
+    if not is_random and drop_last == loader.drop_last:
+        return loader
+    order = evaluation_order(loader, drop_last=drop_last, where="DataLoader")
+    # Workers that stay belong to the loader itself.
+    return with_parts(loader, **order, drop_last=drop_last, persistent_workers=False, _iterator=None)
+
+
+_RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def evaluation_order(loader: Any, *, drop_last: bool, where: str) -> dict[str, Any]:
+    """Return the samplers of a loader that have the order of an evaluation; none if it has it.
+
+    Args:
+        loader: a DataLoader of a map-style dataset.
+        drop_last: whether the last batch is left out if it is short.
+        where: what messages begin with.
+    """
+    batches, count = loader.batch_sampler, length(loader.dataset) or 0
+    if batches is not None and not is_plain_batch_sampler(batches):
+        if is_in_order(batches):
+            return {}
+        return {"batch_sampler": FixedBatches(ordered_batches(batches, count, where))}
+    sampler = loader.sampler if batches is None else batches.sampler
+    ordered = sampler
+    if isinstance(sampler, EpochSampler):
+        if sampler.shuffle:
+            ordered = EpochSampler(sampler.data_source, shuffle=False, seed=sampler.seed)
+    elif not is_in_order(sampler):
+        ordered = selected_indices(sampler, count, where)
+    if batches is None:
+        return {} if ordered is sampler else {"sampler": ordered}
+    if ordered is sampler and drop_last == batches.drop_last:
+        return {}
+    return {"sampler": ordered, "batch_sampler": BatchSampler(ordered, batches.batch_size, drop_last)}
+
+
+def sample_indices(loader: Any) -> Iterator[Sequence[int]] | None:
+    """Return the indices in the dataset of each batch of all ranks, in the order of an evaluation.
+
+    Args:
+        loader: what ``for_evaluation`` returned.
+
+    Returns:
+        None for streams, for loaders without batches, and for loaders that have no such order.
+    """
+    loader = _whole(loader)
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        return None
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    order = order_of(loader)
+    unshuffled = isinstance(order, EpochSampler) and not order.shuffle
+    is_fixed = isinstance(order, SequentialSampler | FixedBatches | list | tuple | range)
+    return iter(loader.batch_sampler) if unshuffled or is_fixed else None
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
-from pipeline.data.loader import make_loader
+from pipeline.data.loader import SeededLoader, make_loader
 from pipeline.data.slots import SlotFiles
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, PluginError, StageError
@@ -42,8 +42,11 @@ class Network(NetworkBase):
         config = cast("Config", context["config"])
         runner = config.runner(context["runner_name"])
         needed = self.needed(config.phases(runner), runner)
-        datasets = [dataset for dataset in config.settings.dataset if dataset.name in needed]
-        context["dataset"] = {dataset.name: self.build_dataset(dataset, runner, context) for dataset in datasets}
+        loaders = {}
+        for settings in config.settings.dataset:
+            if settings.name in needed:
+                loaders[settings.name] = self.build_loader(settings, runner, context)
+        context["dataset"] = loaders
         self.build_models(context)
 
     def build_models(self, context: Context) -> None:
@@ -62,6 +65,18 @@ class Network(NetworkBase):
         if runner.kind == "infer":
             return {name for phase in phases for name in phase.valid_datasets or (phase.dataset_name,)}
         return {name for phase in phases for name in (phase.dataset_name, *phase.valid_datasets)}
+
+    def build_loader(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
+        """The same as ``build_dataset``; an evaluation does not shuffle what comes of it."""
+        if runner.kind == "infer":
+            return self.build_dataset(without_shuffle(settings), runner, context)
+        loader = self.build_dataset(settings, runner, context)
+        phases = context["config"].phases(runner)
+        is_evaluated = any(settings.name in phase.valid_datasets for phase in phases)
+        if is_evaluated and shuffles_by_class(settings, loader):
+            # A loader cannot put in order what a class of the config shuffles.
+            loader.evaluated = self.build_dataset(without_shuffle(settings), runner, context)
+        return loader
 
     def build_dataset(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
         """The loader of one item of ``dataset:``."""
@@ -269,6 +284,24 @@ def refuse_two_optimizers(brain: Brain, phase: PhaseSchema, context: Context) ->
     if phase.optim_schedulers or context["hyper_parameters"].get("optimizer"):
         what = f"{context['config'].origin(address)}: {address}: {type(brain).__name__}.init_optimizers makes those of"
         raise ConfigError(f"{what} phase '{phase.name}'; remove one or the other")
+
+
+def without_shuffle(settings: DatasetSchema) -> DatasetSchema:
+    """Return the settings of a dataset for an evaluation."""
+    changes: dict[str, Any] = {"shuffle": False, "shuffle_buffer": 0}
+    if settings.shuffle_filelist:
+        changes["shuffle_filelist"] = False
+    return settings.model_copy(update=changes)
+
+
+def shuffles_by_class(settings: DatasetSchema, loader: Any) -> bool:
+    """Return whether a class of the config shuffles the samples: the dataset or a sampler."""
+    if not isinstance(loader, SeededLoader):
+        return False
+    if settings.shuffle_filelist:
+        return True
+    has_sampler = settings.sampler is not None or settings.batch_sampler is not None
+    return settings.shuffle and (has_sampler or loader.streams)
 
 
 def reader_arguments(settings: DatasetSchema, dataset_class: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
+from pipeline.data.loader import for_evaluation, sample_indices
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Brain, Stage, overridden
 from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
@@ -130,8 +132,8 @@ class Runner(RunnerBase):
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The loss and the metrics of a phase's ``valid_dataset_name``, else of its ``dataset_name``.
 
-        With ``predictions``, its predictions are written to a file, those of each of several datasets to one; then data
-        without labels have no loss.
+        The data come in the order of the dataset. With ``predictions``, those of every sample are
+        written to a file, one for each of several datasets; then data without labels have no loss.
         """
         runner = context["runner"]
         schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
@@ -147,7 +149,10 @@ class Runner(RunnerBase):
             readable = load_named(settings.source, address, "readable", context["config"])
 
         def evaluate_one(dataset: str) -> dict[str, float]:
-            with batches_of(pass_loader(dataset, runner, context), context["device"]) as batches:
+            loader = pass_loader(dataset, runner, context)
+            if settings is not None:
+                loader = for_evaluation(loader, every_sample=True)
+            with batches_of(loader, context["device"]) as batches:
                 if settings is None:
                     return evaluate(brain, batches, Stage.TEST, metrics)
                 # A name of a phase or dataset has no dot.
@@ -156,7 +161,8 @@ class Runner(RunnerBase):
                 # Rank 0 writes those of all ranks.
                 is_main = context["world"].is_main
                 with prediction_formats()[settings.format].load()(path) if is_main else nullcontext(_nothing) as write:
-                    numbers = evaluate(brain, batches, Stage.TEST, metrics, write, readable=readable)
+                    observe = with_indices(write, sample_indices(loader))
+                    numbers = evaluate(brain, batches, Stage.TEST, metrics, observe, readable=readable)
             logger.info(f"predictions of phase '{phase.name}' are in {short(path)}")
             return numbers
 
@@ -169,5 +175,23 @@ class Runner(RunnerBase):
         return path.parent / self.checkpoint / path.name
 
 
-def _nothing(predictions: Any, target: Any, batch: Any) -> None:
+def _nothing(predictions: Any, target: Any, batch: Any, indices: Any) -> None:
     """Write nothing of a batch."""
+
+
+def with_indices(
+    write: Callable[[Any, Any, Any, Sequence[int] | None], None],
+    batches: Iterator[Sequence[int]] | None,
+) -> Callable[[Any, Any, Any], None]:
+    """Return a function that writes each batch with the indices of its samples.
+
+    Args:
+        write: called with (predictions, target, batch, indices) of each batch.
+        batches: the indices of each; None: unknown.
+    """
+
+    def write_batch(predictions: Any, target: Any, batch: Any) -> None:
+        indices = None if batches is None else next(batches)
+        write(predictions, target, batch, indices)
+
+    return write_batch

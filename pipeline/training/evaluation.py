@@ -16,7 +16,7 @@ from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.batch import EmptySlice, is_unlabelled, on_device
-from pipeline.data.loader import without_state
+from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import World, current_world
@@ -169,7 +169,11 @@ def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Itera
 
 @contextmanager
 def batches_of(loader: Any, device: torch.device) -> Iterator[Iterable[Any]]:
-    """The batches of a loader, to evaluate on in the block; a signal ends it."""
+    """The batches of a loader, to evaluate on in the block; a signal ends it.
+
+    They come in the order of the dataset, whatever the loader does in training.
+    """
+    loader = for_evaluation(loader)
     batches: Iterable[Any] = on_device(without_state(loader), device)
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)

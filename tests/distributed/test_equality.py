@@ -287,3 +287,20 @@ def test_two_equal_runs_come_to_the_same_bits(three_ranks: Ranks, config: Path) 
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights(first).items())
     assert numbers(first) == numbers(second)
     assert predictions(first) == predictions(second)
+
+
+def test_two_ranks_predict_a_subset_in_its_order(two_ranks: Ranks, config: Path) -> None:
+    """The last batch has one sample, so that one rank has none of it."""
+    indices = [30, 4, 17, 5, 9]
+    sampler = {"class_path": "torch.utils.data:SubsetRandomSampler", "args": {"indices": indices}}
+    subset = [f"dataset.valid.sampler={json.dumps(sampler)}", "dataset.valid.global_batch_size=2"]
+    output = f"output_dir={config.parent / 'together'}"
+
+    run_dir = two_ranks(run_job, config, ["runner.train.epochs=1", *subset, output])[0]
+
+    rows = predictions(run_dir)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(33, 4, generator=generator, dtype=torch.float64)
+    targets = (1 + torch.sin(x.sum(1))).tolist()
+    assert [row["index"] for row in rows] == sorted(indices)
+    assert [row["target"][0] for row in rows] == [targets[index] for index in sorted(indices)]

@@ -252,7 +252,8 @@ def test_safetensors_have_the_predictions_of_all_samples_and_their_targets(
     model, (x, y) = context["model"]["line"]["model"].eval(), data(7, 2).tensors
     with torch.no_grad():
         expected = torch.cat([model(some) for some in x.split(4)])
-    assert tensors.keys() == {"prediction", "target"}
+    assert tensors.keys() == {"index", "prediction", "target"}
+    assert tensors["index"].tolist() == list(range(7))
     assert torch.equal(tensors["prediction"], expected)
     assert torch.equal(tensors["target"], y)
 
@@ -264,7 +265,7 @@ def test_safetensors_keep_ids_as_a_tensor_of_numbers_or_in_the_metadata(infer: C
     GeneralTrainer(infer(Named(), {"format": "safetensors", "path": str(Path("texts").absolute())})).run()
     with safe_open("texts", "pt") as file:
         assert json.loads(file.metadata()["id"]) == [f"sample {index}" for index in range(7)]
-        assert set(file.keys()) == {"prediction"}
+        assert set(file.keys()) == {"index", "prediction"}
 
 
 def test_several_outputs_are_tensors_by_name(infer: Callable[..., Config]) -> None:
