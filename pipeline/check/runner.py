@@ -10,7 +10,15 @@ from pipeline.check.inspection import Setting, Settings, kind, names_in, plain
 from pipeline.check.phase import may_report, reported_names
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
-from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettings, RunnerSchema, RunSettings
+from pipeline.config.schema import (
+    TRAINING_KEYS,
+    BestSettings,
+    PredictionSettings,
+    RunnerSchema,
+    RunSettings,
+    has_effect,
+    ignored_by_experiment,
+)
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -40,7 +48,7 @@ def runners_of_mode(tree: Node) -> dict[str, Node]:
 
 def is_set(runner: Setting, key: str) -> bool:
     """Whether a key is set to something else than its default."""
-    return runner[key].is_written and runner[key].value not in (None, False, fields(RunnerSchema)[key].default)
+    return runner[key].is_written and has_effect(key, runner[key].value)
 
 
 def check_runner(
@@ -63,7 +71,7 @@ def check_runner(
     if "runner" in default and kind(runner) in {"train", "infer"}:
         _check_keys(runner, phases)
     if experiment:
-        _check_experiment(experiment, runner)
+        _check_experiment(experiment, runner, phases)
     elif experiment == "" and stages and not phases and runner["phases"].value is None:
         subject = f"{' and '.join(stages)} need{'s' if len(stages) == 1 else ''}"
         runner.fault(f"the default {subject} a phase; add `phase:`, or replace network and runner")
@@ -92,12 +100,7 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     else:
         _refuse_idle(runner, TRAINING[1:], "an infer runner makes one pass; remove it", runner["class"])
         _refuse_idle(runner, ["precision"], "an infer runner computes in eval_precision; set that", runner["class"])
-    for switch in (switch for switch in SWITCHES if not runner[switch].value):
-        keys = [key for key in fields(RunnerSchema) if key.startswith(f"{switch}_") and (trains or key not in TRAINING)]
-        _refuse_idle(runner, keys, f"{switch} is off; remove it, or set {switch}: true", runner[switch])
-    if not runner["profile_training"].value:
-        why = "profile_training is off; remove it, or set that"
-        _refuse_idle(runner, ("profile_warmup", "profile_steps"), why, runner["profile_training"])
+    _check_switches(runner, [key for key in fields(RunnerSchema) if trains or key not in TRAINING])
     _check_contradictions(runner)
     for key in ("precision", "eval_precision") if trains else ("eval_precision",):
         if runner[key].value == "fp16" and runner["device"].value == "cpu":
@@ -117,6 +120,16 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     else:
         _check_predictions(runner, phases)
     runner["keep_best"].check_keys(list(BestSettings.model_fields))
+
+
+def _check_switches(runner: Setting, known: Collection[str]) -> None:
+    """Report those of some keys that belong to a switch which is off."""
+    for switch in (switch for switch in SWITCHES if not runner[switch].value):
+        keys = [key for key in known if key.startswith(f"{switch}_")]
+        _refuse_idle(runner, keys, f"{switch} is off; remove it, or set {switch}: true", runner[switch])
+    if not runner["profile_training"].value:
+        why = "profile_training is off; remove it, or set that"
+        _refuse_idle(runner, ("profile_warmup", "profile_steps"), why, runner["profile_training"])
 
 
 def _check_predictions(runner: Setting, phases: Settings) -> None:
@@ -194,13 +207,20 @@ def experiment_of(runner: Setting, definition: source.Definition | None) -> str 
     return runner_class.__name__ if EXPERIMENT in ancestry else ""
 
 
-def _check_experiment(name: str, runner: Setting) -> None:
+def _check_experiment(name: str, runner: Setting, phases: Settings) -> None:
     """The faults of a runner whose runner stage is an experiment; ``name``: of its class."""
     if kind(runner) == "infer":
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train":
         _check_length(runner)
-    _refuse_idle(runner, _EXPORT_KEYS, f"{name} is an experiment, which saves its weights itself; remove it")
+    ignored = ignored_by_experiment(has_phases=bool(phases))
+    for key, why in ignored.items():
+        _refuse_idle(runner, [key], f"{name} is an experiment, which {why}")
+    _check_switches(runner, [key for key in fields(RunnerSchema) if key not in ignored])
+    interval = runner["valid_interval"]
+    if interval.node and interval.value in (None, []):
+        _refuse_idle(runner, ["keep_best"], "valid_interval is null; set it, or remove this", interval)
+    runner["keep_best"].check_keys(list(BestSettings.model_fields))
     training = runner.inspection.setting("hyper_parameters")["training"]
     for key, ours in TRAINING_KEYS.items():
         if training[key].node:
@@ -213,8 +233,6 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
     path = setting.value
     if experiment:
         # An experiment makes its model, and loads its weights, when the startup stage is over.
-        why = f"{experiment} is an experiment, which loads all weights itself; remove it"
-        _refuse_idle(runner, ["init_modules", "rename", "freeze"], why)
         if path in (BEST, LAST) or isinstance(path, dict):
             words = f"'{path}'" if isinstance(path, str) else "of another run"
             setting.fault(f"is {words}, and {experiment} is an experiment; name a checkpoint or a file")
@@ -228,7 +246,7 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
     elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     setting.check_keys(list(RunSettings.model_fields))
-    if not path:
+    if not path and not experiment:
         reason = "there is no init_model_path; add it, or remove this"
         _refuse_idle(runner, ["init_modules", "rename"], reason, setting)
 

@@ -58,7 +58,12 @@ class TrainRunner:
             raise CheckpointError(f"{what}; add it, or name `{LAST}`")
         metric = self.keep_best.metric
         state = self.newest(with_training=True).state
-        if record := state and state.loop and state.loop.validation.best:
+        record = None
+        if state and state.loop:
+            record = state.loop.validation.best
+        elif state and state.experiment:
+            record = state.experiment.best
+        if record:
             paths = [self.folder / layout.checkpoint_name(iteration) for _, iteration in record.kept]
         else:
             path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, self.keep_best.mode)

@@ -332,6 +332,7 @@ class ExperimentState(StateModel):
         generators: the states of the random generators in its attributes and loaders.
         lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
         state: its ``training_state``.
+        best: what ``keep_best`` has kept; None without it.
     """
 
     data: OwnState | None
@@ -343,6 +344,7 @@ class ExperimentState(StateModel):
     generators: dict[str, Any] = {}
     lines: int | None
     state: OwnState
+    best: BestState | None
 
 
 class MidEpochState(StateModel, extra="ignore"):

@@ -546,6 +546,59 @@ DEFAULT_PLUGINS = ("progress_bar", "metric_log")
 # Key of an experiment's ``config.training`` -> the key of the runner that says it.
 TRAINING_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
 
+_BY_HAND = "does this itself; write it in train_batch, and remove it"
+
+# Keys that a Brain obeys. An experiment has one only if the network stage builds it for a phase.
+_BRAIN_KEYS = (
+    "precision",
+    "eval_precision",
+    "grad_clip",
+    "grad_clip_value",
+    "accum_grad",
+    "nonfinite_patience",
+    "check_gradients",
+    "compile",
+    "compile_module_keys",
+    "compile_mode",
+    "compile_using_fullgraph",
+    "compile_using_dynamic_shape_tracing",
+    "jit",
+    "jit_module_keys",
+)
+
+# Keys that no experiment obeys -> what it does instead.
+_EXPERIMENT_INSTEAD = {
+    "overfit_batches": "decides itself what valid() reads; write limit_batches, or remove it",
+    "sync_batchnorm": "averages gradients without DDP; convert the BatchNorm in setup_model",
+    "find_unused_parameters": "averages gradients without DDP; remove it",
+    "predictions": "trains, and writes no predictions; remove it",
+    "save_inference_interval": "saves its weights itself; remove it",
+    "save_inference_path": "saves its weights itself; remove it",
+    "save_inference_export": "saves its weights itself; remove it",
+    "init_modules": "loads all weights itself; remove it",
+    "rename": "loads all weights itself; remove it",
+    "freeze": "loads all weights itself; remove it",
+}
+
+
+def ignored_by_experiment(*, has_phases: bool) -> dict[str, str]:
+    """Return the runner keys that an experiment does not obey, each with what it does instead.
+
+    Args:
+        has_phases: whether the runner has phases, whose Brains obey some of the keys.
+    """
+    if has_phases:
+        return _EXPERIMENT_INSTEAD
+    return {**dict.fromkeys(_BRAIN_KEYS, _BY_HAND), **_EXPERIMENT_INSTEAD}
+
+
+def has_effect(key: str, value: Any) -> bool:
+    """Return whether a value of a runner key asks for something that the default does not."""
+    if value is None or value is False:
+        return False
+    return bool(value != RunnerSchema.model_fields[key].default)
+
+
 SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": RunnerSchema, "phase": PhaseSchema}
 
 

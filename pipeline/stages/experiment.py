@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from abc import abstractmethod
@@ -33,7 +34,7 @@ from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
-from pipeline.config.schema import parse_intervals, time_is_over
+from pipeline.config.schema import has_effect, ignored_by_experiment, parse_intervals, time_is_over
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples, to_device
 from pipeline.data.loader import (
@@ -57,7 +58,7 @@ from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.evaluation import BestTracker, in_evaluation_mode
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
 from pipeline.training.phase import begin_on_ranks, limited
@@ -222,6 +223,7 @@ class ExperimentBase(RunnerBase):
     visualizer: Visualizer
     logger: StandardLogger
     _average: GradientAverage | None
+    _best: BestTracker | None
     _agreement: Agreement | None
 
     def __init__(self, config: Any, args: Any) -> None:
@@ -241,6 +243,8 @@ class ExperimentBase(RunnerBase):
         # An iterator that is assigned while it is set up begins no epoch.
         self._in_epoch, self._interrupted, self._loaded = True, False, False
         self._ended, self._validated = 0, -1
+        # Whether a limit has ended the training within an epoch, and the place to continue from is saved.
+        self._place_saved = False
         self._newest: Path | None = None
         self._begun: Mapping[str, Any] = {}
         # Also where the user's code calls it.
@@ -253,6 +257,11 @@ class ExperimentBase(RunnerBase):
         if context["is_infer"]:
             kind = f"runner.{context['runner_name']}.class: is infer, and {cls.__name__} is an experiment, which trains"
             raise ConfigError(f"{kind}; write train, or take runner_class_path out")
+        runner = context["runner"]
+        for key, why in ignored_by_experiment(has_phases=bool(context["phases"])).items():
+            if has_effect(key, getattr(runner, key)):
+                ignored = f"runner.{context['runner_name']}.{key}"
+                raise ConfigError(f"{ignored}: {cls.__name__} is an experiment, which {why}")
         training = experiment_config.training_of(context)
         experiment = cls(experiment_config.config_of(context, training), experiment_config.args_of(context), **args)
         experiment.alone, experiment._training = False, training
@@ -293,9 +302,16 @@ class ExperimentBase(RunnerBase):
         if self._world.size > 1:
             self._share_work()
         on_error = "error" if self.alone else self.context["runner"].on_save_error
-        self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
+        self._best = None if self.alone else self._new_best()
+        self._checkpoints = Checkpoints(self.checkpointer, self.context, self._best, on_error)
         self._batches, self._in_epoch = Batches((), 0), False
         self.iteration = self.epoch = 0
+
+    def _new_best(self) -> BestTracker | None:
+        """Return what the runner's ``keep_best`` asks for."""
+        self.context["best"] = None
+        keep = self.context["runner"].keep_best
+        return BestTracker(keep.metric, keep.mode, keep.count) if keep else None
 
     @property
     def parallel(self) -> bool:
@@ -443,9 +459,17 @@ class ExperimentBase(RunnerBase):
             with SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
                 self.train()
                 self._finish()
+                self._warn_without_validation()
                 self._checkpoints.finish()
         finally:
             self.close()
+
+    def _warn_without_validation(self) -> None:
+        """Warn if ``keep_best`` had nothing to compare."""
+        if self._best and self._validated < 0:
+            what = f"keep_best watches '{self._best.metric}', and the run made no validation"
+            remedy = "a train() of your own has to validate by super().train()"
+            logger.warning(f"{what}, so no checkpoint is the best; {remedy}, or remove keep_best")
 
     def train(self) -> None:
         """Train on batch after batch, up to ``max_iteration``."""
@@ -453,6 +477,8 @@ class ExperimentBase(RunnerBase):
         self._stop_if_requested()
         starts = self._schedule.validating.starts and not self.iteration
         self._validate(due=starts, at_end=self._is_over() and not self._is_cut_short())
+        if self._is_best():
+            self.save()
         while not self._is_over():
             self.iteration += 1
             self.train_batch()
@@ -470,9 +496,10 @@ class ExperimentBase(RunnerBase):
         logger.info(f"stopped in epoch {self._batches.epoch - 1} after {self._batches.count}{length} batches")
         if self._is_limited():
             self.save()
+            self._place_saved = True
         self._validate(due=False, at_end=True)
         self._numbers.cut_epoch_short()
-        if not self._is_limited():
+        if not self._place_saved:
             self.save()
 
     def read_batch(self) -> Any:
@@ -568,6 +595,7 @@ class ExperimentBase(RunnerBase):
             "generators": states_of(self._generators()),
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
+            "best": self._best.state_dict(self.iteration) if self._best else None,
         }
         gradients = {name: gradients_of(module) for name, module in self._modules().items()}
         iterations = {PHASE: self._numbers.iterations}
@@ -630,6 +658,10 @@ class ExperimentBase(RunnerBase):
         self._numbers.load_state_dict(own.numbers.to_tree())
         # An epoch had begun, and was not over.
         self._interrupted, self._validated = own.in_epoch, own.validated
+        if self._best and own.best:
+            self._best.load_state_dict(own.best.to_tree())
+            if not math.isnan(self._best.value):
+                self.context["best"] = self._best.as_dict()
         if self.alone:
             self.context.stop_reason = state.stopped
             restore.restore_recoverables(self.checkpointer.recoverables, state, where)
@@ -743,7 +775,8 @@ class ExperimentBase(RunnerBase):
         requests.discard(VALIDATION)
         if over:
             self._end_epoch()
-        if saving or CHECKPOINT in requests or (ended and schedule.saving.fires_after(ended)):
+        saving = saving or CHECKPOINT in requests or self._is_best()
+        if saving or (ended and schedule.saving.fires_after(ended)):
             self.save()
         self._due = 0 if requests else schedule.next_check(self.train_state, self._agreement)
         self._stop_if_requested()
@@ -763,9 +796,29 @@ class ExperimentBase(RunnerBase):
             if self._world.is_main:
                 self.valid()
         self._validated = self.iteration
+        if not self._place_saved:
+            self._judge()
         if not due:
             # A training that goes on with a higher limit draws what it would have drawn.
             restore_random_state(random, self._generators())
+
+    def _judge(self) -> None:
+        """Compare the numbers of a validation with the best so far, on all ranks alike.
+
+        Raises:
+            DataError: ``keep_best`` watches a number that the validation does not report.
+        """
+        if self._best is None:
+            return
+        # Plugins of rank 0 may have added some.
+        numbers = self._world.broadcast(self._numbers.newest_validation)
+        if self._best.improves(PHASE, numbers, self.iteration):
+            self.context["best"] = self._best.as_dict()
+        self._best.check_reported()
+
+    def _is_best(self) -> bool:
+        """Return whether ``keep_best`` keeps a checkpoint of this iteration."""
+        return self._best is not None and self._best.deserves_checkpoint(self.iteration)
 
     def _is_over(self) -> bool:
         """Whether training is over: at its limit, or after ``context.stop``."""

@@ -156,6 +156,7 @@ class PluginNumbers(Visuals):
         training: the training numbers of this epoch.
         validation: those of the validation that is running.
         validations: those of the validations of this epoch that are over.
+        newest_validation: those of the last validation.
         iterations: of each number in ``context["metrics"]`` the iteration that it is of.
     """
 
@@ -165,6 +166,7 @@ class PluginNumbers(Visuals):
         self.training = Meters()
         self.validation: Meters | None = None
         self.validations: dict[str, float] = {}
+        self.newest_validation: dict[str, float] = {}
         self.iterations: dict[str, int] = {}
         self._weight, self._samples = 1, 0
         self._misnumbered: set[str] = set()
@@ -224,6 +226,7 @@ class PluginNumbers(Visuals):
             extend_metrics(self.context, PHASE, numbers)
         finally:
             self.validation = None
+        self.newest_validation = dict(numbers)
         self.validations |= numbers
         self.context["metrics"][PHASE] |= numbers
         self.iterations |= dict.fromkeys(numbers, self.context["train_state"]["iteration"])
