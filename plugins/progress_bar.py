@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from threading import Event, RLock, Thread
@@ -188,6 +188,8 @@ class ProgressBar:
         self.epoch, self.epoch_started_at = NO_EPOCH, 0
         # How many batches the epoch has; None where that is not known.
         self.total: int | None = None
+        # Whether the loaders may have had another epoch when it was counted.
+        self.is_outdated = False
 
     @property
     def title(self) -> str:
@@ -222,16 +224,19 @@ class ProgressBar:
 
     @hookimpl
     def before_pass(self, context: Context) -> None:
-        """Show a training without epochs, from its first iteration."""
+        """Show a training without epochs, from its first iteration; count the batches of this pass.
+
+        Here the loader has the number of the pass, on which its length may depend.
+        """
         if self.epoch == NO_EPOCH and self.training is None:
             self.start(context)
+        self.count_again(context)
 
     def start(self, context: Context) -> None:
         """Show how much is done of an epoch, or of a training without epochs."""
-        names = [phase["dataset_name"] for phase in context["phases"]]
-        batches = None if self.epoch == NO_EPOCH else _batches(context, names)
-        counters, began, limit = context["train_state"], self.epoch_started_at, context["runner"].max_steps
-        self.total = min((known for known in (batches, limit and limit - began) if known), default=None)
+        counters, began = context["train_state"], self.epoch_started_at
+        self.total = self._total(context)
+        self.is_outdated = True
         if self.live:
             bar, before = self.bar or Bar(), self.training
             self.bar = bar
@@ -239,9 +244,27 @@ class ProgressBar:
             if before is not None:
                 bar.forget(before)
 
+    def _total(self, context: Context) -> int | None:
+        """Return how many batches the epoch has; None where that is not known."""
+        batches, limit = None, context["runner"].max_steps
+        if self.epoch != NO_EPOCH:
+            true_lengths = getattr(context.loop, "true_lengths", {})
+            batches = _batches_of_phases(context, true_lengths)
+        known = (batches, limit and limit - self.epoch_started_at)
+        return min((count for count in known if count), default=None)
+
+    def count_again(self, context: Context) -> None:
+        """Count the batches of the epoch again, and show it."""
+        self.total, self.is_outdated = self._total(context), False
+        if self.bar and self.training is not None:
+            self.bar.update(self.training, total=self.total)
+
     @hookimpl
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
         """Show the numbers, or log them."""
+        if self.is_outdated:
+            # A run that was resumed in an epoch.
+            self.count_again(context)
         if self.bar and self.training is not None:
             self.bar.update(self.training, description=f"{phase} {_short(metrics)}")
         elif not (self.live or self.hidden):
@@ -317,6 +340,23 @@ def _batches(context: Context, datasets: Iterable[str | None]) -> int | None:
             total += min(len(loader), *(limit or sys.maxsize for limit in limits))
         except TypeError:
             return None
+    return total or None
+
+
+def _batches_of_phases(context: Context, true_lengths: Mapping[str, int]) -> int | None:
+    """Return how many batches the phases have together; None where a loader has no length.
+
+    Args:
+        context: the run's.
+        true_lengths: phase -> its batches, if the loader is known to announce others.
+    """
+    total = 0
+    for phase in context["phases"]:
+        own = true_lengths.get(phase["name"])
+        batches = own or _batches(context, [phase["dataset_name"]])
+        if batches is None:
+            return None
+        total += batches
     return total or None
 
 

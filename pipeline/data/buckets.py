@@ -33,6 +33,8 @@ class LengthBuckets(Sampler[list[int]]):
         DataError: there is not one length for each sample, or a sample is too long.
     """
 
+    has_exact_length = True
+
     def __init__(
         self,
         dataset: Any,

@@ -25,6 +25,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.safetensors_io import pack
@@ -137,6 +138,8 @@ class EpochSampler(Sampler[int]):
         shuffle: whether to shuffle.
         seed: with the epoch it decides the order; None draws one from torch, if it is needed, the same on all ranks.
     """
+
+    has_exact_length = True
 
     def __init__(self, data_source: Sized, shuffle: bool, seed: int | None) -> None:
         self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
@@ -645,22 +648,34 @@ def length(loader: Any) -> int | None:
         return None
 
 
-def certain_length(loader: Any) -> int | None:
-    """How many batches a pass over a loader has; None where what ``len`` says, if anything, may be wrong.
+# The samplers of torch whose length is the number of indices that they give.
+_EXACT_SAMPLERS = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    list,
+    tuple,
+    range,
+)
 
-    Certain are a list, and a map-style dataset in batches and an order of torch's or ours. The length of a stream, and of
-    a loader or sampler of the user's own, is only what its author has written.
+
+def has_exact_length(loader: Any) -> bool:
+    """Return whether the length of a loader is certain.
+
+    The length of a stream, and of a sampler or batch sampler of the user's, is what its ``__len__``
+    claims. Samplers with an attribute ``has_exact_length`` are certain.
     """
-    if isinstance(loader, LimitedLoader):
-        inner = certain_length(loader.loader)
-        return None if inner is None else min(loader.count, inner)
+    loader = _whole(loader)
     if isinstance(loader, list | tuple):
-        return len(loader)
+        return True
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return None
+        return False
+    if type(loader).__len__ not in (DataLoader.__len__, SeededLoader.__len__):
+        return False
     order = order_of(loader)
-    is_known = isinstance(order, EpochSampler | list | tuple) or type(order).__module__.startswith("torch.utils.data.")
-    return length(loader) if is_known else None
+    return type(order) in _EXACT_SAMPLERS or getattr(order, "has_exact_length", False)
 
 
 class _PartOfLoader:

@@ -41,6 +41,7 @@ from pipeline.data.loader import (
     FastForward,
     SeededLoader,
     generators_of,
+    has_exact_length,
     length,
     position_of,
     remaining_batches,
@@ -89,9 +90,17 @@ class Batches:
         self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None, generators: Any = None
     ) -> None:
         self.loader, self.epoch, self.count, self._generators = loader, epoch, count, generators
-        map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-        # Of an IterableDataset it is not certain.
-        self.length = length(loader) if map_style or isinstance(loader, list | tuple) else None
+        if begun is None and epoch:
+            # The length may depend on the epoch.
+            set_epoch(loader, epoch - 1)
+        self.length: int | None = None
+        # What a sampler of the user's claims. It is read one batch ahead, as a stream is.
+        self._claimed: int | None = None
+        if isinstance(loader, DataLoader | list | tuple):
+            if has_exact_length(loader):
+                self.length = length(loader)
+            elif not isinstance(getattr(loader, "dataset", None), IterableDataset):
+                self._claimed = length(loader)
         self.own, self._begun = begun is not None, begun
         if isinstance(loader, _BaseDataLoaderIter):
             # Those that the user has taken are none of the epoch. Of other iterators it is a hint, which may be wrong.
@@ -99,8 +108,6 @@ class Batches:
         if any(name.startswith("train_loader.generator") for name in generators or ()):
             # Which a sampler of torch's draws from once more where it ends.
             self.length = None
-        if not self.own and epoch:
-            set_epoch(loader, epoch - 1)
         self._rest: Iterator[Any] | None = None
         self._reading: Any = None
         self._place: Mapping[str, Any] | None = None
@@ -144,6 +151,8 @@ class Batches:
             if self._place and "ahead" in self._place:
                 self._place = {**self._place, "ahead": random_state(self._generators)}
             self._ahead = list(islice(batches, 1))
+            if not self._ahead and self.count < (self._claimed or 0):
+                raise self._too_short(self._claimed)
             if (world := current_world()).size > 1:
                 of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
                 self._last = self._ahead or self._last or next((batch for _, batch in of_ranks if batch), [])
@@ -161,8 +170,11 @@ class Batches:
             self._ahead = []
             self.count += 1
             return batch
-        what = f"gave {self.count} batches in epoch {self.epoch}, and its length is {self.length}"
-        raise DataError(f"train_loader: {what}; correct its __len__, or that of its batch_sampler")
+        raise self._too_short(self.length)
+
+    def _too_short(self, claimed: int | None) -> DataError:
+        what = f"gave {self.count} batches in epoch {self.epoch}, and its length is {claimed}"
+        return DataError(f"train_loader: {what}; correct its __len__, or that of its batch_sampler")
 
     def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
@@ -250,6 +262,8 @@ class ExperimentBase(RunnerBase):
         # Also where the user's code calls it.
         vars(self)["new_epoch"] = partial(self._call_new_epoch, self.new_epoch)
         self._world = SINGLE
+        # How many batches the loader announced, if the length of the training depends on that.
+        self._announced: int | None = None
 
     @classmethod
     def from_context(cls, context: Context, **args: Any) -> Self:
@@ -383,6 +397,7 @@ class ExperimentBase(RunnerBase):
         if not self.alone:
             self.train_loader = limited(self.train_loader, self.context["runner"])
             self._training["max_iteration"] = experiment_config.iterations_of(self.context, self.train_loader)
+            self._announced = length(self.train_loader) if self.context["runner"].epochs else None
 
     def _offer_model(self) -> None:
         """Put the model where checkpoints and later stages find it."""
@@ -492,8 +507,9 @@ class ExperimentBase(RunnerBase):
             self._end_epoch()
             self.save()
             return
-        length = "" if self._batches.length is None else f" of {self._batches.length}"
-        logger.info(f"stopped in epoch {self._batches.epoch - 1} after {self._batches.count}{length} batches")
+        batches = self._batches
+        of = "" if batches.length is None else f" of {batches.length}"
+        logger.info(f"stopped in epoch {batches.epoch - 1} after {batches.count}{of} batches")
         if self._is_limited():
             self.save()
             self._place_saved = True
@@ -753,6 +769,7 @@ class ExperimentBase(RunnerBase):
         over = self._batches.count and self._batches.over()
         if over:
             self._ended = self._batches.epoch
+            self._report_length()
         if self.alone and self._in_config() != self._planned:
             self._plan()
         if self._average and self.iteration % MOST == 0:
@@ -780,6 +797,18 @@ class ExperimentBase(RunnerBase):
             self.save()
         self._due = 0 if requests else schedule.next_check(self.train_state, self._agreement)
         self._stop_if_requested()
+
+    def _report_length(self) -> None:
+        """Warn once if an epoch has other batches than ``epochs`` was planned with."""
+        announced = self._announced
+        count = self._batches.count
+        if announced is None or count == announced:
+            return
+        self._announced = None
+        what = f"train_loader: announced {announced:,} batches, got {count:,}"
+        runner, iterations = self.context["runner"], self._schedule.max_steps
+        planned = f"epochs: {runner.epochs} was planned as {iterations:,} iterations"
+        logger.warning(f"{what}; {planned}")
 
     def _validate(self, *, due: bool, at_end: bool = False) -> None:
         """Validate, at most once in an iteration.

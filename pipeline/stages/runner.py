@@ -51,7 +51,8 @@ class Runner(RunnerBase):
         loop = loop_of(context)
         own = overridden(self, Runner, "train_epoch", "train_phase")
         why = f"{type(self).__name__}.{own[0]} is of its own" if own else ""
-        plan_schedules(loop.runner, list(loop.schemas.values()), context, why)
+        plan = plan_schedules(loop.runner, list(loop.schemas.values()), context, why)
+        loop.take_plan(plan)
         for epoch in context.epochs():
             self.train_epoch(context, epoch)
 

@@ -20,7 +20,7 @@ from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import generators_of, length, without_state
+from pipeline.data.loader import generators_of, length, set_epoch, without_state
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run.log import on_terminal
@@ -199,6 +199,8 @@ class Fit(PassLoop):
             what = f"the checkpoint was saved in the middle of epoch {training.number}, and epoch {epoch} would be next"
             raise CheckpointError(f"fit: {what}; give it the epochs that it had then")
         update = brain.fit_batch if is_plain(brain, self.updater) else training.custom(brain.fit_batch, "fit_batch")
+        # The length may depend on the epoch.
+        set_epoch(self.train, epoch)
         progress = pass_progress(brain, f"epoch {epoch}", length(self.train), self.show)
         with progress as self.bar, SHUTDOWN.defer(self.wake), training.resources:
             training.run(update)

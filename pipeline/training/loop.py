@@ -26,7 +26,7 @@ from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
-from pipeline.training.phase import pass_loader, phase_errors, phase_of, warn_of_unresumable_orders
+from pipeline.training.phase import Plan, pass_loader, phase_errors, phase_of, warn_of_unresumable_orders
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -55,6 +55,7 @@ class TrainLoop(PassLoop):
         journal: what the stage has called; on resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
+        plan: for which length of the training the runner stage has planned schedules.
         passes: phase -> how many rounds over its data were begun.
     """
 
@@ -67,6 +68,7 @@ class TrainLoop(PassLoop):
         self.checkpointer = cast("RunCheckpointer", context["checkpointer"])
         self.journal = Journal(self.checkpointer._resumed)
         self.passes: dict[str, int] = {}
+        self.plan = Plan({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
@@ -260,6 +262,10 @@ class TrainLoop(PassLoop):
         if exit_requested(self.context):
             self.checkpoints.end_run()
 
+    def take_plan(self, plan: Plan) -> None:
+        """Take the length of the training for which the stage has planned schedules."""
+        self.plan = plan
+
     # What the session calls.
 
     @contextmanager
@@ -395,6 +401,14 @@ class TrainLoop(PassLoop):
                 self.hooks.before_phase(context=self.context, phase=training.phase)
             self.hooks.before_pass(context=self.context, phase=training.phase)
         training.start(epoch, batches)
+
+    def announced(self, phase: str, batches: int) -> tuple[int, str]:
+        """Return the batches for which the phase's schedule was planned; else what the loader said."""
+        steps = self.plan.steps.get(phase)
+        if steps is None:
+            return batches, ""
+        planned = f"the learning rate schedule was planned for {steps:,} updates"
+        return self.plan.batches[phase], planned
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
         """The batches of one more round over the data of a pass, in a new order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from loguru import logger
@@ -181,7 +181,19 @@ def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:
         seed_generators(own)
 
 
-def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> None:
+class Plan(NamedTuple):
+    """The length of the training for which schedules were planned.
+
+    Attributes:
+        batches: phase -> the batches of a pass.
+        steps: phase -> the updates of the training; without phases whose schedules count epochs.
+    """
+
+    batches: dict[str, int]
+    steps: dict[str, int]
+
+
+def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> Plan:
     """Say to each schedule that asks how long the training is, before the first step, how long it is.
 
     Args:
@@ -190,17 +202,30 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
         context: after network and startup.
         own: what of the user's decides how long it is; ``""``: the runner's keys and the data do.
 
+    Returns:
+        What the schedules were told.
+
     Raises:
         ConfigError: nobody knows; or a schedule would end before the training, or contradicts its length.
     """
+    plan = Plan({}, {})
     for phase in (phase for phase in phases if phase.model_of is None):
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
             if not isinstance(scheduler, PlannedSchedule):
                 continue
+            is_planned = scheduler.is_open and scheduler.per == "step"
             needed = own or _steps_needed(scheduler, phase, runner, phases, context)
             address = f"phase.{phase.name}.optim_schedulers.{name}"
             with faults_at(address, context["config"]):
                 _plan(scheduler, needed, debug=runner.debug)
+            if is_planned and isinstance(needed, int):
+                sharing = [own.name for own in phases if phase.name in (own.name, own.model_of)]
+                plan.steps.update(dict.fromkeys(sharing, needed))
+    if plan.steps:
+        for phase in phases:
+            loader = pass_loader(phase.dataset_name or "", runner, context)
+            plan.batches[phase.name] = length(loader) or 0
+    return plan
 
 
 def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -19,7 +20,7 @@ from pipeline.data.batch import EmptySlice, on_device, to_device
 from pipeline.data.loader import (
     LimitedLoader,
     batches_done,
-    certain_length,
+    has_exact_length,
     has_own_state,
     length,
     position_of,
@@ -54,6 +55,7 @@ class PassLoop(ABC):
         schedule: the intervals and limits.
         due: the next iteration after which ``on_due`` is called.
         work: the passes whose batch is in work, the oldest first: that one leads.
+        true_lengths: phase -> the batches of its last round, if the loader announced others.
         agreement: by which several processes do the same after the same iteration; None: there is just one.
         before_batch, after_batch: call the plugins; None where no plugin listens.
     """
@@ -69,6 +71,29 @@ class PassLoop(ABC):
         self.work: list[TrainPass] = []
         world = current_world()
         self.agreement = Agreement(world, context) if world.size > 1 else None
+        self.true_lengths: dict[str, int] = {}
+        self._warned: set[str] = set()
+
+    def announced(self, phase: str, batches: int) -> tuple[int, str]:
+        """Return how many batches of a round were announced, and what was planned with that number.
+
+        Args:
+            phase: whose data.
+            batches: what the loader said when the round began; 0: it did not say it.
+        """
+        return batches, ""
+
+    def report_length(self, training: TrainPass, batches: int) -> None:
+        """Warn once for each phase whose data end after other batches than announced."""
+        phase, count = training.phase, training.brain._batches_taken
+        if batches and count != batches:
+            self.true_lengths[phase] = count
+        expected, planned = self.announced(phase, batches)
+        if not expected or count == expected or phase in self._warned:
+            return
+        self._warned.add(phase)
+        what = f"phase.{phase}: announced {expected:,} batches, got {count:,}"
+        logger.warning(f"{what}; {planned}" if planned else what)
 
     def wake(self) -> None:
         """Look after the current iteration for what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
@@ -163,6 +188,7 @@ class TrainPass:
         self._limit: int | None = None
         self._iteration = self._fits = self._updates = self._steps = self._counted = 0
         self._scheduled = False
+        self._announced = 0
 
     def run(self, update: Callable[[Any], Any]) -> None:
         """Train on every batch that is left. The hot loop.
@@ -235,6 +261,9 @@ class TrainPass:
         batches = self.loop.open(self)
         while batches is not None:
             yield batches if self.count is None else islice(batches, self.count - self.done)
+            if self.done != self.count and not self.over:
+                # The data ended the round, and no limit.
+                self.loop.report_length(self, self._announced)
             # A round without a batch would be followed by another for ever.
             again = self.repeat and self.brain._batches_taken and self.done != self.count and not self.over
             batches = self.loop.next_round(self) if again else None
@@ -277,14 +306,17 @@ class TrainPass:
         brain, loop, random = self.brain, self.loop, random_state() if self.state else None
         self.order_is_drawn = bool(random_sampler_of(loader))
         set_epoch(loader, self.number)
+        self._announced = length(loader) or 0
+        exact = has_exact_length(loader)
         # Else the ranks would close their last windows after different batches.
-        sure = current_world().size == 1 or has_as_many_on_all(loader)
-        count = length(loader) or 0 if sure and not self.repeat else 0
+        sure = current_world().size == 1 or (has_as_many_on_all(loader) and exact)
+        # A window that a wrong length closes early would be another than without a length.
+        count = self._announced if sure and exact and not self.repeat else 0
         if not self.open:
             loop.start(self, count)
         brain._pass_batches = min(count, self.count or count)
         self._limit = loader.count if isinstance(loader, LimitedLoader) else None
-        self._length = certain_length(loader) if sure else None
+        self._length = self._announced if sure and exact else None
         position, strategy = self.state.data if self.state else None, brain._strategy
         self.taken = None if sure else (position or {}).get("taken", brain._batches_taken)
         done = brain._batches_taken if self.taken is None else self.taken
@@ -380,9 +412,9 @@ class TrainPass:
         """``3 of 7 batches``; without the length where it is unknown, or where another round may follow."""
         if self.count is not None:
             return f"{self.done} of {self.count} batches"
-        if self.repeat or not self.brain._pass_batches:
+        if self.repeat or not self._announced:
             return f"{self.done} batches"
-        return f"{self.brain._batches_taken} of {self.brain._pass_batches} batches"
+        return f"{self.brain._batches_taken} of {self._announced} batches"
 
     def entry_state(self) -> EntryState:
         """What a checkpoint keeps; on a GPU this waits."""

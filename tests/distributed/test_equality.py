@@ -304,3 +304,25 @@ def test_two_ranks_predict_a_subset_in_its_order(two_ranks: Ranks, config: Path)
     targets = (1 + torch.sin(x.sum(1))).tolist()
     assert [row["index"] for row in rows] == sorted(indices)
     assert [row["target"][0] for row in rows] == [targets[index] for index in sorted(indices)]
+
+
+LYING_SAMPLER = """
+    class Lying:
+        def __init__(self, dataset):
+            self.count = len(dataset)
+
+        def __len__(self):
+            return 4
+
+        def __iter__(self):
+            return iter([list(range(first, first + 10)) for first in range(0, self.count, 10)])
+"""
+
+
+def test_two_ranks_accumulate_over_unannounced_batches(two_ranks: Ranks, workspace: Workspace) -> None:
+    """The batch sampler claims 4 batches, and has 7."""
+    config = workspace({**FILES, "sampler.py": LYING_SAMPLER}) / "config.yaml"
+    sampler = 'dataset.train.batch_sampler={class_path: "{workspace}/sampler.py:Lying"}'
+    order = [sampler, "dataset.train.global_batch_size=null", "dataset.train.shuffle=false"]
+
+    compare(two_ranks, config, [*order, "runner.train.accum_grad=3"])
