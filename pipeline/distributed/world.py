@@ -375,7 +375,12 @@ def joined(timeout: float | None = None) -> Iterator[World]:
         if world.size > 1 and timeout:
             world.timeout = timeout
             _set_pg_timeout(timedelta(seconds=timeout))
-        yield world
+        last_words = world.last_words
+        try:
+            yield world
+        finally:
+            # This world outlives the block. What a run has set refers to its model and data.
+            world.last_words = last_words
         return
     timeout = timeout or 600.0
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
