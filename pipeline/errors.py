@@ -152,6 +152,10 @@ class StageError(PipelineError):
     """A stage that broke the rules of the run, such as an unknown status or endless repetition."""
 
 
+class ConcurrentRunError(StageError):
+    """A training that was started while another one was running in the same process."""
+
+
 class DivergedError(PipelineError):
     """Training that produced more non-finite losses than ``nonfinite_patience`` allows."""
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.check.checker import check_or_raise
+from pipeline.checkpoint.storage import short
 from pipeline.config.load import Config, Source
 from pipeline.context import STATUSES, Context
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.run import failures, session
+from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
@@ -79,11 +81,15 @@ class GeneralTrainer:
         """Run every runner of ``mode`` in order, and return the context of the last; an empty one if all were done.
 
         Raises:
+            ConcurrentRunError: another training is running in this process.
             PipelineError: what the config, a class path, data or the storage caused.
             Exception: whatever a stage raised, as it raised it.
         """
+        name = f"the run of {self.config.path or self.config.name}"
+        opening = session.open_run(self.config, self, GeneralTrainer, self.resume)
         try:
-            with SHUTDOWN.handling(), session.open_run(self.config, self, GeneralTrainer, self.resume) as run:
+            with exclusive(name) as activity, SHUTDOWN.handling(), opening as run:
+                activity.name = f"{name} in {short(run.directory.path)}"
                 with failures.reporting(run):
                     context = self.run_all(run)
                 self.outcome = ExitCode.DONE

@@ -53,6 +53,7 @@ from pipeline.distributed.device import resolve_device
 from pipeline.distributed.strategy import GradientAverage, require_equal_weights
 from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
+from pipeline.run.exclusive import exclusive
 from pipeline.run.log import StandardLogger
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config
@@ -291,7 +292,15 @@ class ExperimentBase(RunnerBase):
         """Set ``self.model``, on ``self.device``, and ``self.optimizer``."""
 
     def setup(self) -> None:
-        """Everything before the training, in this order."""
+        """Everything before the training, in this order.
+
+        Raises:
+            ConcurrentRunError: another thread of this process is training.
+        """
+        with exclusive(f"{type(self).__name__}.setup", may_nest=True):
+            self._set_up()
+
+    def _set_up(self) -> None:
         self._batch: Any = None
         hooks = self.context["hooks"]
         self._before_batch, self._on_batch_end = hook_or_none(hooks, "before_batch"), hook_or_none(hooks, "after_batch")
@@ -458,7 +467,15 @@ class ExperimentBase(RunnerBase):
         """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode; on rank 0."""
 
     def run(self, context: Context | None = None) -> None:
-        """Train, after ``setup()``; as a stage, with the context of the run."""
+        """Train, after ``setup()``; as a stage, with the context of the run.
+
+        Raises:
+            ConcurrentRunError: another thread of this process is training.
+        """
+        with exclusive(f"{type(self).__name__}.run", may_nest=True):
+            self._run_to_end(context)
+
+    def _run_to_end(self, context: Context | None) -> None:
         try:
             if context is not None:
                 self.setup()

@@ -23,6 +23,7 @@ from pipeline.context import STAGES, Context, Phase
 from pipeline.distributed.device import resolve_device
 from pipeline.errors import ConfigError
 from pipeline.run.directory import RunDirectory, is_run_directory
+from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import changed_copies, refuse_strangers, split_path
 from pipeline.run.session import Run, RunnerSession, load_stages
 from pipeline.training import evaluation
@@ -94,7 +95,14 @@ def load(
         ConfigError: there is no such run; others may have written to it; its workspace is gone; it builds no model.
         ClassPathError: a class cannot be loaded.
         CheckpointError: there is no such checkpoint, none is valid, or it does not fit the model.
+        ConcurrentRunError: another thread of this process is training. To build the model draws random numbers, and
+            putting the generators back afterwards would change what the training draws.
     """
+    with exclusive("pipeline.load", trains=False, may_nest=True):
+        return _load(run, which, workspace)
+
+
+def _load(run: str | os.PathLike[str], which: str | int, workspace: str | os.PathLike[str] | None) -> TrainedModel:
     renew()
     run_dir, path = split_path(Path(run))
     if is_run_directory(run_dir):

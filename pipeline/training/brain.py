@@ -31,6 +31,7 @@ from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
 from pipeline.errors import ConfigError, DataError, DivergedError, StageError
+from pipeline.run.exclusive import exclusive
 from pipeline.training.meters import MOST, Meter, Meters, count_together
 from pipeline.training.nonfinite import ADVICE, check_divergence
 from pipeline.training.optim_scheduler import (
@@ -221,12 +222,18 @@ class Brain:
             DivergedError: too many losses were not finite.
             CheckpointError: the checkpoints are of something else, or none of them is valid.
             StorageError: the storage refuses.
+            ConcurrentRunError: another thread of this process is training.
         """
         self._refuse_uncalled()
         if self._run_options.test_only:
             return
         self._debug_folder = self._new_debug_folder()
-        with joined(), self._checkpoints_in(self._debug_folder):
+        name = f"{type(self).__name__}.fit"
+        with (
+            exclusive(name, may_nest=True),
+            joined(),
+            self._checkpoints_in(self._debug_folder),
+        ):
             train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
             self._strategy = None
@@ -252,9 +259,13 @@ class Brain:
 
         Returns:
             The mean loss over samples, the same on all ranks.
+
+        Raises:
+            ConcurrentRunError: another thread of this process is training.
         """
         self._refuse_uncalled()
-        with joined():
+        name = f"{type(self).__name__}.evaluate"
+        with exclusive(name, trains=False, may_nest=True), joined():
             loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
             self._place_modules()
             with self._checkpoints_in(self._debug_folder):
