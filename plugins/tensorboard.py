@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import time
 import wave
 from collections.abc import Iterator
 from importlib import import_module
@@ -13,6 +15,9 @@ from pipeline import hookimpl
 from pipeline.context import Context
 
 from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
+
+# The name of an event file, as TensorBoard's writer makes it.
+_EVENT_FILE = re.compile(r"(?P<start>events\.out\.tfevents\.)(?P<second>\d{10})(?P<rest>\..+)")
 
 
 class TensorBoard:
@@ -25,6 +30,9 @@ class TensorBoard:
     A resumed run goes on in the same folder. What a killed one wrote after its checkpoint is purged, as TensorBoard calls
     it, and comes again; what it wrote before is on the disk, for the files are flushed before each checkpoint. So each
     number is there once. A second plugin of this class, under another name, has the folder ``<name>_tensorboard``.
+
+    TensorBoard reads the files of a folder by name, and a name begins with the second in which its file was begun. If the
+    file of a resumed run would not be the last, the older files are renamed, with earlier seconds.
 
     Args:
         flush_seconds: how long a number may wait until it is in the file.
@@ -51,6 +59,7 @@ class TensorBoard:
         self.folder: Path = context["run_dir"] / context["runner_name"] / name
         # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
         purge_step = None if context["checkpointer"].all() else 0
+        _make_older(self.folder, int(time.time()))
         writer = self.tensorboard.SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=self.flush_seconds)
         context["resources"].callback(writer.close)
         hparams = import_module("tensorboard.plugins.hparams.summary_v2")
@@ -107,6 +116,33 @@ class TensorBoard:
         for name, value in numbers_by_name(context, phase, metrics, prefix).items():
             if iteration != self.resumed_at or name not in self.logged:
                 self.writer.add_scalar(name, value, iteration)
+
+
+def _make_older(folder: Path, second: int) -> None:
+    """Rename the event files of a folder if a file that is begun in this second could sort before them.
+
+    TensorBoard reads the files of a folder by name. A name begins with the second in which the file
+    was begun, and goes on with host and process id. So the file of a resumed run may come before the
+    file that it continues: if both are begun in the same second, or if the clock was set back. Then
+    TensorBoard would drop the newer numbers. The seconds of all files are reduced by the same number,
+    so their order stays.
+
+    Args:
+        folder: where the files are; it need not exist.
+        second: in which the next file is begun.
+    """
+    names = sorted(path.name for path in folder.glob("events.out.tfevents.*"))
+    matches = [match for match in map(_EVENT_FILE.fullmatch, names) if match]
+    if not matches:
+        return
+    excess = int(matches[-1]["second"]) + 1 - second
+    if excess <= 0:
+        return
+    # The oldest first: if this is interrupted, the order is right all the same.
+    for match in matches:
+        earlier = max(int(match["second"]) - excess, 0)
+        renamed = f"{match['start']}{earlier:010d}{match['rest']}"
+        (folder / match[0]).rename(folder / renamed)
 
 
 def _parameters(run_dir: Path) -> dict[str, bool | int | float | str]:

@@ -53,8 +53,12 @@ def test_movielens_deepfm_has_the_auc_of_one_process_on_two(ran: Ran) -> None:
     of_one = [numbers(ran("movielens_deepfm", 1, "mode=train_runner", seed))["valid_auc"] for seed in seeds]
     run_dir = ran("movielens_deepfm", 2)
     validated, inferred = numbers(run_dir)["valid_auc"], numbers(run_dir, "infer_runner")["auc"]
-    assert min(of_one) - 0.002 < validated < max(of_one) + 0.002
-    assert inferred == validated
+    # With dropout, two processes draw other numbers, as with another seed. So does another processor
+    # in effect: its rounding moves the AUC of a seed by up to 0.0005. The AUC has a standard deviation
+    # of 0.002 over seeds, and so 0.0023 beside the mean of three. 3.5 times that is the tolerance.
+    assert validated == pytest.approx(sum(of_one) / len(of_one), abs=0.008)
+    # Rounding may swap pairs of nearly equal predictions; each of 24 million changes the AUC by 4e-8.
+    assert inferred == pytest.approx(validated, abs=1e-5)
     # Dropout alone draws other numbers: without it two processes come to what one comes to.
     plain = ["mode=train_runner", "hyper_parameters.dropout=0", "runner.train_runner.max_steps=20"]
     one, two = (numbers(ran("movielens_deepfm", count, *plain)) for count in (1, 2))

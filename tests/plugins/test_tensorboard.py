@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import Result
 from tensorboard.backend.event_processing.event_accumulator import AUDIO, IMAGES, SCALARS, EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer import event_file_writer
 
 from pipeline import GeneralTrainer
 from tests.plugins.conftest import PHASES, RUNNERS, Numbers, reported
@@ -87,12 +90,36 @@ def test_numbers_after_the_checkpoint_that_a_run_goes_back_to_are_replaced(track
     run_dir = GeneralTrainer(config).run()["run_dir"]
     checkpoint = run_dir / "train_runner" / "checkpoints" / "step-000000000006"
     before = reported(run_dir)
-    # TensorBoard reads the files in the order of the second in which they were begun.
-    time.sleep(1)
     GeneralTrainer(config, ["hyper_parameters.optimizer.learning_rate=0.01"], resume=checkpoint).run()
     assert reported(run_dir)["loss"][:2] == before["loss"][:2]
     assert reported(run_dir)["loss"][2:] != before["loss"][2:]
     assert scalars(run_dir / "train_runner" / "tensorboard") == reported(run_dir)
+
+
+def begun_at(monkeypatch: pytest.MonkeyPatch, second: int, process: int) -> None:
+    """Have the next event file begin in a second and in a process with that id."""
+    monkeypatch.setattr(time, "time", lambda: float(second))
+    monkeypatch.setattr(event_file_writer, "os", SimpleNamespace(path=os.path, getpid=lambda: process))
+
+
+@pytest.mark.parametrize("seconds", [(9, 9, 9), (9, 8, 5)], ids=["same second", "clock set back"])
+def test_files_of_resumed_runs_are_read_in_order(
+    seconds: tuple[int, int, int], tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorBoard reads files by name: by second, host and process id, as text."""
+    config = tracked("tensorboard")
+    first, second, third = (1_700_000_000 + number for number in seconds)
+    begun_at(monkeypatch, first, process=999)
+    run_dir = GeneralTrainer(config).run()["run_dir"]
+    checkpoint = run_dir / "train_runner" / "checkpoints" / "step-000000000006"
+    begun_at(monkeypatch, second, process=1000)
+    rate = "hyper_parameters.optimizer.learning_rate"
+    GeneralTrainer(config, [f"{rate}=0.01"], resume=checkpoint).run()
+    begun_at(monkeypatch, third, process=1)
+    GeneralTrainer(config, [f"{rate}=0.02"], resume=checkpoint).run()
+    folder = run_dir / "train_runner" / "tensorboard"
+    assert len(list(folder.iterdir())) == 3
+    assert scalars(folder) == reported(run_dir)
 
 
 @pytest.mark.slow

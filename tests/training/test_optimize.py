@@ -747,7 +747,7 @@ def test_optimize_notes_its_losses_without_their_graph_on_the_first_scheduler_an
     assert noted is not None
     assert schedulers[1].losses is None
     assert {name: (each.item(), each.requires_grad) for name, each in noted.items()} == {
-        "loss": (loss.item(), False), "other": (3 * loss.item(), False),
+        "loss": (loss.item(), False), "other": ((loss * 3).item(), False),
     }  # fmt: skip
     brain, scheduler = Line({"line": line()}), Constant("SGD", {"lr": 0.1}, line())
     brain.bind("line", {"main": scheduler})

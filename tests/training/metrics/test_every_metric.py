@@ -94,7 +94,11 @@ def test_a_pass_goes_on_from_the_state_that_was_kept_in_its_midst(make: Callable
     state = before.state_dict()
     updated(before, second, [9])
     after.load_state_dict(state)
-    assert updated(after, second, [9]).compute() == before.compute() == updated(make(), data, [24]).compute()
+    continued = updated(after, second, [9]).compute()
+    whole = updated(make(), data, [24]).compute()
+    assert continued == before.compute()
+    # In one batch the same numbers are summed in another order.
+    assert continued == pytest.approx(whole, rel=1e-12)
 
 
 @every
