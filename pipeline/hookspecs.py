@@ -171,9 +171,11 @@ def after_batch(context: Context, phase: str, batch: Any, predictions: Any, loss
     """A training batch has been used; the losses are tensors on the device: reading one makes a GPU wait.
 
     ``context["train_state"]`` counts it. The predictions are those of the Brain's ``fit_batch``, None where it was not
-    called. In a runner stage with a loop of its own this is when the next batch is asked for; of several batches that are
-    done at once, it is called for the one first that was given out last. In an Experiment it is called after
-    ``train_batch``, with the batch that was read last, and without predictions and losses.
+    called. For a batch without samples, the predictions are None and the losses empty. In a runner
+    stage with a loop of its own this is when the next batch is asked for; of several batches that
+    are done at once, it is called for the one first that was given out last. In an Experiment it is
+    called after ``train_batch``, with the batch that was read last, and without predictions and
+    losses.
     """
 
 

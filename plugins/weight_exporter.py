@@ -171,7 +171,8 @@ def example_calls(phase: str, model: Any, brain: Brain, batch: Any) -> dict[str,
 
     One sample is repeated, since torch.export takes a size of 1 for a constant. A model that returns a loss gets no target.
     """
-    samples = brain._samples_of_batch(batch)
+    # Its rows, and not the tokens or the like that a count_samples of the user's counts.
+    samples = type(brain)._count(batch) or brain._samples_of_batch(batch)
     if samples == 1:
         batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
     if isinstance(brain, ModuleBrain):

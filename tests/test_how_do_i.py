@@ -122,6 +122,20 @@ def test_a_number_of_a_plugin_is_in_metrics_jsonl(answered: Answered) -> None:
     assert lines(context, "epoch")[-1]["weight_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+def test_a_loss_over_tokens_is_a_mean_over_all_tokens(answered: Answered) -> None:
+    size = "dataset.valid_data.batch_size=7"
+    context = answered("Average a loss", "runner.train_runner.epochs=1", size)
+    sentences = runpy.run_path("sentences.py")["Sentences"](seed=2).sentences
+    model = context["model"]["spirals"]["model"].eval()
+    total = 0.0
+    for own in sentences:
+        scores = model(own[None, :-1])
+        loss = torch.nn.functional.cross_entropy(scores, own[None, 1:], reduction="sum")
+        total += loss.item()
+    tokens = sum(len(own) - 1 for own in sentences)
+    assert context["metrics"]["spirals"]["valid_loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
 def test_a_schedule_with_its_arguments_gives_the_rate_of_a_cosine(answered: Answered) -> None:
     context = answered("Give a schedule", FEW)
     rate = context["model"]["spirals"]["optim_schedulers"]["main"].get_lr()

@@ -38,6 +38,7 @@ def check_model(runner: Setting, phase: Setting) -> None:
         return
     definition = model.find_class("Model")
     _check_uncalled(runner, phase, definition)
+    _check_count_samples(phase["count_samples"])
     if definition:
         _check_arguments(phase, definition)
         _check_loss(phase, definition)
@@ -133,6 +134,20 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
     elif is_brain is False and phase["updater"].value is None:
         remedy = f"add `loss: torch.nn.functional.…`, or `loss: {MODEL_LOSS}` if it returns its own"
         loss.fault(f"required key is missing; {name} is a plain module: {remedy}")
+
+
+def _check_count_samples(path: Setting) -> None:
+    """Check that ``count_samples`` of a phase is a function that can be called with a batch."""
+    definition = path.find_class("count_samples")
+    if definition is None:
+        return
+    if isinstance(definition.node, source.ClassNode):
+        path.fault(f"'{path.value}' is a class, not a function; name a function that takes a batch")
+        return
+    parameters = classes.parameters(definition)
+    if parameters and len(parameters.required) > 1:
+        name = definition.name
+        path.fault(f"{name} is called with the batch alone; write `def {name}(batch)`")
 
 
 def _takes_target(definition: source.Definition) -> bool:
@@ -278,7 +293,7 @@ def check_fields(fields: Setting, path: Setting, definition: source.Definition) 
 
 
 # What a phase takes from the phase whose model it shares.
-MODEL_KEYS = ("model", "model_args", "modules", "loss", "optim_schedulers")
+MODEL_KEYS = ("model", "model_args", "modules", "loss", "count_samples", "optim_schedulers")
 
 
 class PhaseCheck:

@@ -402,6 +402,9 @@ class PhaseSchema(_Section):
     modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
     model_of: str | None = Field(None, description="a phase whose model and optimizers this trains; no `model` then")
     loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; `model`: what it returns")
+    count_samples: ClassPathValue | None = Field(
+        None, description="(batch) -> how many samples; null: the target's rows, or as the Brain"
+    )
     metrics: NamedMetrics = Field(
         {}, description="name -> {class, args, batch: {argument of update: field of the batch}}"
     )

@@ -164,6 +164,84 @@ def count_samples(batch: Any) -> int:
     return len(batch) if isinstance(batch, Sized) else next(filter(None, lengths(getattr(batch, "__dict__", {}))), 0)
 
 
+def count_targets(batch: Any) -> int:
+    """Return how many samples a batch of a plain module holds: the length of its target.
+
+    A target that is no tensor, or a single number, has no length. Then it is ``count_samples``.
+    """
+    match batch:
+        # Unlike isinstance and len, a pattern calls nothing; this stands in the training loop.
+        case [_, target]:
+            pass
+        case SlotBatch():
+            return len(batch)
+        case _:
+            target = target_in(batch)
+    if (type(target) is Tensor or isinstance(target, Tensor)) and target.ndim:
+        return target.shape[0]
+    return count_samples(batch)
+
+
+def target_in(batch: Any) -> Any:
+    """Return the target of a pair or of a mapping; None if there is none."""
+    match batch:
+        case [_, target]:
+            return target
+    if type(batch) is dict or isinstance(batch, Mapping):
+        for name in TARGETS:
+            if name in batch:
+                return batch[name]
+    return None
+
+
+def is_countable(batch: Any) -> bool:
+    """Return whether something in a batch says how many samples it holds, even if it is none."""
+    if isinstance(batch, Tensor):
+        return batch.ndim > 0
+    if isinstance(batch, Mapping):
+        return any(map(is_countable, batch.values()))
+    if isinstance(batch, list | tuple) and any(map(is_countable, batch)):
+        return True
+    if not hasattr(batch, "to"):
+        return False
+    return isinstance(batch, Sized) or is_countable(getattr(batch, "__dict__", {}))
+
+
+def differing_lengths(batch: Any) -> str:
+    """Describe the first input and the target of a batch if they differ in their first dimension.
+
+    Returns:
+        ``""`` if they do not differ, or if one of them is no tensor with a dimension.
+    """
+    target = target_in(batch)
+    if not isinstance(target, Tensor) or not target.ndim or isinstance(batch, SlotBatch):
+        return ""
+    inputs, _ = split(batch)
+    name, first = _first_tensor(inputs)
+    if first is None or first.shape[0] == target.shape[0]:
+        return ""
+    named = f" '{name}'" if name else ""
+    shapes = f"shape {tuple(first.shape)}, and the target {tuple(target.shape)}"
+    return f"the first input{named} of a batch has {shapes}"
+
+
+def _first_tensor(inputs: Any) -> tuple[str, Tensor | None]:
+    """Return the first tensor in the inputs that has a dimension, and its key in a mapping."""
+    if isinstance(inputs, Tensor):
+        return "", inputs if inputs.ndim else None
+    if isinstance(inputs, Mapping):
+        parts = [(str(name), part) for name, part in inputs.items()]
+    elif isinstance(inputs, list | tuple):
+        parts = [("", part) for part in inputs]
+    else:
+        return "", None
+    for name, part in parts:
+        inner, first = _first_tensor(part)
+        if first is not None:
+            return name or inner, first
+    return "", None
+
+
 def lengths(batch: Any) -> Iterator[int]:
     """The length of each tensor in a batch, however deep in lists, tuples and mappings; of a single number, 0."""
     if isinstance(batch, Tensor):
@@ -176,7 +254,8 @@ def lengths(batch: Any) -> Iterator[int]:
 def raise_no_samples(batch: Any) -> NoReturn:
     """Refuse a batch without a sample in it, which would count nothing in any mean."""
     what = f"a batch is {shape_of(batch)} with no tensor to count samples by"
-    raise DataError(f"{what}; define count_samples in the Brain")
+    remedy = "define count_samples in the Brain, or name a function in count_samples of the phase"
+    raise DataError(f"{what}; {remedy}")
 
 
 def shape_of(value: Any, depth: int = 0) -> str:

@@ -41,6 +41,8 @@ class Strategy:
         self.world, self.brain = world, brain
         self.reason = "" if brain else "an optimizer is not that of a Brain"
         self.sync_batchnorm = self.stand_in = self._reduced = self._logged = False
+        # Whether the batch in DDP has no samples, so that the gradients of its loss are zeros.
+        self._gives_zeros = False
         self.samples, self.finite = 0, True
         self.has_more: bool | None = None
         self.in_ddp: Tensor | None = None
@@ -61,7 +63,9 @@ class Strategy:
             self._ddp = None
 
     def outputs(self, batch: Any, scheduler: Any, samples: int, *, last: bool) -> tuple[Any, Any]:
-        """Predictions for a batch, and losses; in DDP, without samples, a loss whose gradients are zeros.
+        """Predictions for a batch, and losses.
+
+        Without samples there are none; in DDP there is a loss then, whose gradients are zeros.
 
         Args:
             batch: what is computed for.
@@ -71,8 +75,9 @@ class Strategy:
         """
         self.samples += samples
         if self.reason:
-            self._outputs = self.brain._compute(batch)
+            self._outputs = self.brain._compute(batch) if samples else (None, {})
         else:
+            self._gives_zeros = not samples
             ddp = self._ddp or self._wrap()
             closes = last or scheduler.batches + 1 >= scheduler.accum_grad
             self._attributes["require_backward_grad_sync"] = closes or self.has_more is not None
@@ -96,12 +101,15 @@ class Strategy:
         # The same under the names of two versions of torch, whose arguments warn of each other.
         self._attributes.update(broadcast_buffers=False, forward_sync_buffers=False)
         # DDP lays out its buckets anew after the first backward. A resumed run, whose first batch is another, has the same.
-        open_gradients, stand_in, self.stand_in = [own.grad for own in self._wrapped], self.stand_in, True
+        open_gradients = [own.grad for own in self._wrapped]
+        gives_zeros = self._gives_zeros
+        self._gives_zeros = True
         # Those of an open window would be averaged.
         modules.zero_grad()
         loss, marker = self._ddp(None, "")
         torch.autograd.backward(loss + marker[0])
-        self.stand_in, self._numbers.grad = stand_in, None
+        self._gives_zeros = gives_zeros
+        self._numbers.grad = None
         for parameter, gradient in zip(self._wrapped, open_gradients, strict=True):
             parameter.grad = gradient
         self._log("DDP, in the backward")
@@ -109,7 +117,7 @@ class Strategy:
 
     def _forward(self, batch: Any, name: str) -> tuple[Any, Tensor]:
         """What goes through DDP: the loss, and a tensor whose gradient is that of the numbers."""
-        if self.stand_in:
+        if self._gives_zeros:
             loss = self._numbers.sum() * 0
             # Where some may be unused, those of all are.
             for parameter in () if self._ddp.find_unused_parameters else self._wrapped:
@@ -154,9 +162,10 @@ class Strategy:
             window.discards = window.discards or bad > 0
             self.finite = self.finite and not window.discards
         else:
-            window.samples = numbers[0]
+            # Gradients without samples are zeros, which 0 would turn into nan.
+            window.samples = numbers[0].clamp(min=1)
             if window.guarded:
-                window.guard.loss = (numbers[1] > 0).float()
+                window.guard.loss = ((numbers[1] > 0) | (numbers[0] < 1)).float()
 
     def average_each_backward(self, schedulers: Sequence[Any], resources: ExitStack) -> None:
         """Average gradients after each backward that is not of a window of these OptimSchedulers, until ``resources`` close."""
@@ -285,10 +294,19 @@ class GradientAverage:
         self._queued = False
         parameters = [parameter for parameter in self.parameters if not self._in_window(parameter)]
         own = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(own, float(self.samples)) if self.samples else torch._foreach_zero_(own)
+        before: list[tuple[Tensor, Tensor]] = []
+        if self.samples:
+            torch._foreach_mul_(own, float(self.samples))
+        elif own:
+            before = [(own, own.grad.clone()) for own in parameters if own.grad is not None]
+            torch._foreach_zero_(own)
         samples = torch.tensor([float(self.samples)], device=parameters[0].device)
         [samples] = sum_up(parameters, samples, sparse=self._sparse)
-        torch._foreach_div_([own.grad for own in parameters if own.grad is not None], samples)
+        if averaged := [own.grad for own in parameters if own.grad is not None]:
+            torch._foreach_div_(averaged, samples.clamp(min=1))
+        # If no rank has samples, the gradients of earlier batches stay, which all ranks share.
+        for parameter, gradient in before:
+            parameter.grad = torch.where(samples > 0, cast("Tensor", parameter.grad), gradient)
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:

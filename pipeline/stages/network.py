@@ -127,6 +127,10 @@ class Network(NetworkBase):
         """What ``context["model"]`` holds for one item of ``phase:``."""
         model = self.build_model(phase, context)
         brain = self.build_brain(model, phase, context)
+        if phase.count_samples is not None:
+            address = f"phase.{phase.name}.count_samples"
+            config = context["config"]
+            brain._count_with(load_named(phase.count_samples, address, "count_samples", config))
         model = wrap_model(model, brain, phase.name, context)
         brain.modules.to(context["device"])
         optim_schedulers = {} if context["is_infer"] else self.build_optim_schedulers(phase, brain, runner, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,17 @@ from torch.utils.data import Dataset
 from pipeline.checkpoint.checkpointer import Checkpoint, Checkpointer
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
-from pipeline.data.batch import SlotBatch, count_samples, is_unlabelled, raise_no_samples, shape_of, split
+from pipeline.data.batch import (
+    SlotBatch,
+    count_samples,
+    count_targets,
+    differing_lengths,
+    is_countable,
+    is_unlabelled,
+    raise_no_samples,
+    shape_of,
+    split,
+)
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
@@ -139,6 +150,10 @@ class Brain:
     # Whether one of its methods computes, in which its modules are called compiled.
     _computes = False
     _strategy: Strategy | None = None
+    # How many samples a batch has if neither a subclass nor the config says it.
+    _count: Callable[[Any], int] = staticmethod(count_samples)
+    # The function of the config, or the subclass's method, with its name for messages.
+    _user_counter: tuple[Callable[[Any], Any], str] | None = None
 
     def __init__(
         self,
@@ -166,8 +181,12 @@ class Brain:
         self._in_run = self._keeps_outputs = False
         self._outputs: tuple[Any, Losses] = (None, {})
         self._optim_schedulers: list[OptimScheduler] = []
-        # The function itself costs one call less than the method.
-        self._sample_counter = self._checked_samples if overridden(self, Brain, "count_samples") else count_samples
+        self._sample_counter: Callable[[Any], int] = self._count_first_batch
+        if overridden(self, Brain, "count_samples"):
+            # Looked up on the class, so that an attribute of this name may be a subclass's own.
+            method = type(self).count_samples.__get__(self)
+            self._user_counter = method, f"{type(self).__name__}.count_samples"
+            self._sample_counter = self._checked_samples
         self._overrides_batch_hooks = bool(overridden(self, Brain, "on_fit_batch_start", "on_fit_batch_end"))
         self._overrides_step = bool(overridden(self, Brain, *STEPPING))
         self._averages = bool(overridden(self, Brain, "update_average"))
@@ -372,7 +391,8 @@ class Brain:
         """One training step.
 
         Returns:
-            The loss, detached, on its device; not finite where the step was discarded.
+            The loss, detached, on its device; not finite where the step was discarded. For a batch
+            without samples it is 0; nothing is computed then, and no hook of the Brain is called.
         """
         if not self._optim_schedulers:
             remedy = "give it opt_class and call fit, or call bind(phase, optim_schedulers, context) first"
@@ -382,9 +402,12 @@ class Brain:
                 return Brain.fit_batch(self, batch)
         strategy = self._strategy
         stand_in = strategy is not None and strategy.stand_in
-        hooked = self._overrides_batch_hooks and not stand_in
-        samples = self._pass_numbers.samples = 0 if stand_in else self._sample_counter(batch) or raise_no_samples(batch)
+        hooked = self._overrides_batch_hooks
+        samples = 0 if stand_in else self._sample_counter(batch) or self._no_samples(batch)
+        self._pass_numbers.samples = samples
         last = 0 < self._pass_batches == self._batches_taken
+        if not samples:
+            return self._fit_without_samples(last=last)
         if hooked:
             filled = [scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers]
             should_step = last or any(filled)
@@ -414,6 +437,27 @@ class Brain:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
         if self._keeps_outputs:
             self._outputs = predictions, losses
+        return loss
+
+    def _fit_without_samples(self, *, last: bool) -> Tensor:
+        """Take a batch that has no samples into the open windows. Nothing is computed for it.
+
+        Other ranks may have samples of the same batch, so this makes the same collective calls as
+        ``fit_batch``.
+        """
+        losses: Losses = {}
+        if self._strategy is not None:
+            _, losses = self._strategy.outputs(None, self._optim_schedulers[0], 0, last=last)
+        step = self._step_as_overridden if self._overrides_step else backward_and_step
+        epoch = self._train_state["epoch"]
+        finite, updated = step(losses, self._optim_schedulers, epoch, 0, last=last)
+        self._train_state["update"] += updated
+        loss = torch.zeros((), device=self.device)
+        self._pass_loss.waiting.append((loss, 0))
+        self._outputs = None, {}
+        self._fits += 1
+        if not finite or self._fits % MOST == 0:
+            self._check_divergence()
         return loss
 
     def _compute(self, batch: Any) -> tuple[Any, Any]:
@@ -465,7 +509,8 @@ class Brain:
         Raises:
             DivergedError: there were more in this pass than ``nonfinite_patience``.
         """
-        if not torch.isfinite(loss).all():
+        # A mean over no samples is nan.
+        if self._pass_numbers.samples != 0 and not torch.isfinite(loss).all():
             # Not nonfinite_count: where super().fit_batch has counted this loss, it would count twice.
             self._own_nonfinite += 1
             count, patience = self.nonfinite_count, self._run_options.nonfinite_patience
@@ -564,8 +609,14 @@ class Brain:
         return self._reported_loss(losses_by_name(losses, f"{self._where}compute_objectives"))
 
     def count_samples(self, batch: Any) -> int:
-        """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``."""
-        return count_samples(batch)
+        """Return how many samples a batch holds, by which its loss counts in each mean.
+
+        It is what ``count_samples`` of the phase returns. Without that it is the length of the
+        first tensor in the batch, or of an object with ``to``; for a plain module, that of the
+        target. A subclass may return whatever its loss is a mean over, such as tokens. A batch of 0
+        contributes nothing: its loss is not used.
+        """
+        return self._count(batch)
 
     def target(self, batch: Any) -> Any:
         """What the metrics compare the predictions with."""
@@ -729,20 +780,77 @@ class Brain:
             return self.compute_forward(batch, stage)
 
     def _samples_of_batch(self, batch: Any) -> int:
-        """How many samples a batch holds.
+        """Return how many samples a batch holds; 0 for one that stands in for an empty slice.
 
         Raises:
-            DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
+            DataError: nothing in it can be counted, or the user's function returned no count.
         """
         stands_in = self._strategy is not None and self._strategy.stand_in
-        return 0 if stands_in else self._sample_counter(batch) or raise_no_samples(batch)
+        return 0 if stands_in else self._sample_counter(batch) or self._no_samples(batch)
+
+    def _samples_if_countable(self, batch: Any) -> int | None:
+        """Return what ``_samples_of_batch`` does; None for a batch in which nothing can be counted.
+
+        An update of the user's own may make countable batches of it.
+        """
+        if self._strategy is not None and self._strategy.stand_in:
+            return 0
+        samples = self._sample_counter(batch)
+        return samples if samples or self._user_counter or is_countable(batch) else None
+
+    def _no_samples(self, batch: Any) -> int:
+        """Return 0 for a batch that was counted as such.
+
+        Raises:
+            DataError: nothing in the batch can be counted.
+        """
+        if self._user_counter is None and not is_countable(batch):
+            raise_no_samples(batch)
+        return 0
+
+    def _count_with(self, function: Callable[[Any], Any]) -> None:
+        """Count the samples of each batch by the function that the config names."""
+        self._user_counter = function, "count_samples"
+        self._sample_counter = self._checked_samples
+        self._count = self._checked_samples
 
     def _checked_samples(self, batch: Any) -> int:
-        """The result of a subclass's ``count_samples``, checked to be a number of samples."""
-        samples = type(self).count_samples(self, batch)
-        if samples is not None and (not isinstance(samples, int) or samples < 0):
-            what = f"{self._where}{type(self).__name__}.count_samples returned {samples!r}"
-            raise DataError(f"{what}; return how many samples the batch has, an int")
+        """Return what the user's function returns for a batch, as an int.
+
+        Raises:
+            DataError: it is no whole number of 0 or more.
+        """
+        function, name = cast("tuple[Callable[[Any], Any], str]", self._user_counter)
+        returned = function(batch)
+        # any() in place of sum() would count each batch as 1.
+        is_bool = type(returned) is bool or getattr(returned, "dtype", None) is torch.bool
+        try:
+            # Takes numpy's numbers and tensors with one, too. A tensor on a GPU makes this wait.
+            samples = operator.index(returned)
+        except TypeError:
+            samples = -1
+        if is_bool or samples < 0:
+            what = f"{self._where}{name} returned {returned!r}"
+            raise DataError(f"{what}; return how many samples the batch has, an int of 0 or more")
+        return samples
+
+    def _count_first_batch(self, batch: Any) -> int:
+        """Count a batch, and warn if its input and its target differ in their first dimension.
+
+        It replaces itself by the function that only counts.
+        """
+        # The function itself costs one call less than a method.
+        self._sample_counter = self._count
+        samples = self._count(batch)
+        differ = differing_lengths(batch) if current_world().is_main else ""
+        if differ:
+            by = "target" if self._count is count_targets else "first tensor"
+            remedy = "define count_samples(batch) in the Brain"
+            if self._phase_name:
+                key = f"phase.{self._phase_name}.count_samples"
+                remedy = f"name a function of the batch that counts them: {key}"
+            counted = f"it counts as {samples} samples, by its {by}"
+            logger.warning(f"{self._where}{differ}; {counted}; if that is wrong, {remedy}")
         return samples
 
     def _with_logged(self, numbers: Mapping[str, float]) -> dict[str, float]:
@@ -872,6 +980,8 @@ class ModuleBrain(Brain):
     Raises:
         ConfigError: ``loss`` is None, and forward takes no target.
     """
+
+    _count = staticmethod(count_targets)
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
         super().__init__({"model": module})

@@ -15,7 +15,7 @@ from torch import nn
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
-from pipeline.data.batch import EmptySlice, is_unlabelled, on_device
+from pipeline.data.batch import EmptySlice, count_samples, is_countable, is_unlabelled, on_device
 from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.strategy import broadcast_tensors
@@ -85,7 +85,8 @@ def evaluate(
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
-    loss, average, samples, make_readable = Mean(), 0.0, 0, readable or partial(type(brain).readable, brain)
+    loss, average, make_readable = Mean(), 0.0, readable or partial(type(brain).readable, brain)
+    has_batches = has_samples = False
     world = world or current_world()
     if brain._strategy and world.size > 1:
         broadcast_tensors(brain.modules.buffers(), world)
@@ -101,6 +102,18 @@ def evaluate(
                 judges.judge()
                 continue
             samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
+            has_batches = True
+            has_samples = has_samples or samples > 0
+            if not samples:
+                # Its loss and its metrics would be of nothing, but its rows have predictions.
+                has_rows = bool(count_samples(batch)) or not is_countable(batch)
+                if observe and has_rows:
+                    predictions = make_readable(brain._predictions(batch, stage), batch)
+                    target = target_of(brain, batch, needed=False)
+                    judges.judge(predictions, target, batch, has_samples=False)
+                else:
+                    judges.judge()
+                continue
             predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)
             if losses:
                 reported = brain._reported_loss(losses)
@@ -110,11 +123,12 @@ def evaluate(
             if metrics or observe:
                 target = target_of(brain, batch, needed=needed)
                 judges.judge(make_readable(predictions, batch), target, batch)
-        # Samples of the last batch of each rank, 0 if it had none.
-        ranks = world.all_gather((samples, bool(loss.sums)))
-        if not any(count for count, _ in ranks):
+        ranks = world.all_gather((has_batches, has_samples, bool(loss.sums)))
+        if not any(rank[0] for rank in ranks):
             raise DataError("the evaluated dataset gave no batch; check it")
-        own = {"loss": loss} if any(has_loss for _, has_loss in ranks) else {}
+        # The mean over no samples is nan.
+        reports_loss = any(rank[2] for rank in ranks) or not any(rank[1] for rank in ranks)
+        own = {"loss": loss} if reports_loss else {}
         numbers = computed({**own, **metrics}, world)
         if own and brain._averages:
             numbers["loss"] = math.fsum(world.all_gather(average)) / world.size

@@ -105,26 +105,32 @@ class Meters(dict[str, Meter]):
     """Means by name, as ``self.log(name, value)`` fills them.
 
     Attributes:
-        samples: how many samples the current batch has; 0 where they are not counted yet.
+        samples: how many samples the current batch has; None if they are not counted yet.
         batch: the current batch.
         count_samples: counts them, where they are needed.
     """
 
-    samples = 1
+    samples: int | None = 1
     batch: Any = None
     count_samples: Callable[[Any], int] = len
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
-        """Add a number that is a mean over ``batch_size`` samples; None: the samples of the batch."""
+        """Add a number that is a mean over ``batch_size`` samples; None: the samples of the batch.
+
+        A mean over no samples adds nothing, whatever it is.
+        """
         if name not in self:
             self[name] = Meter()
         number = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         if number.ndim:
             raise DataError(f"log('{name}', …) was given a tensor of shape {tuple(number.shape)}; give it a scalar")
-        if not self.samples and batch_size is None:
+        if self.samples is None and batch_size is None:
             self.samples = self.count_samples(self.batch)
+        samples = self.samples if batch_size is None else batch_size
+        if not samples:
+            return
         meter = self[name]
-        meter.add(number, self.samples if batch_size is None else batch_size)
+        meter.add(number, samples)
         if len(meter.waiting) >= MOST:
             meter.read()
 

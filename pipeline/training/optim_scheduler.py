@@ -223,6 +223,7 @@ class OptimScheduler(ABC):
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
         epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``optimize`` by hand.
+            None: ``count_batch`` counts them.
         rate: of the last update, in the first group, with ``groups`` in the last; None before the first.
         base_lr: the rate of the first group, as ``optim_conf`` sets it.
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
@@ -287,7 +288,8 @@ class OptimScheduler(ABC):
         self.samples: Any = 0
         self.strategy = Strategy(current_world()) if current_world().size > 1 else None
         self.distributed = distributed or self.strategy is not None
-        self.batch_samples = 1
+        self.batch_samples: int | None = 1
+        self.count_batch: Callable[[], int] | None = None
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None
         self.gradient_norm: float | Tensor | None = None
@@ -415,6 +417,9 @@ class OptimScheduler(ABC):
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
             if self.strategy is not None and not self.averaged:
                 self.strategy.close(self)
+            # On GPUs the samples of all ranks are a tensor; there the guard discards the window.
+            if self.batches and type(self.samples) is not Tensor and not self.samples:
+                self.discards = True
             if not (self.constant or self.discards):
                 rate = self.update_lr(self.real_step, epoch + 1)
                 # A rate that is none would reach the weights.
@@ -453,7 +458,9 @@ class OptimScheduler(ABC):
             self.strategy.close(self)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if gradients and (self.weighted or self.accum_grad > 1):
-            torch._foreach_div_(gradients, self.samples if type(self.samples) is Tensor else float(self.samples))
+            # Without samples the gradients are zeros, which 0 would turn into nan.
+            samples = self.samples if type(self.samples) is Tensor else float(self.samples or 1)
+            torch._foreach_div_(gradients, samples)
         self.samples, self.weighted, self.averaged = 1, False, True
 
     def leave_window(self, *, stepped: bool) -> None:
@@ -654,7 +661,8 @@ def optimize(
         losses: name -> scalar that is a mean over the samples of the batch; a single tensor is ``loss``.
         optim_schedulers: those that the losses drive, also by name; no other parameter gets a gradient.
         epoch: counted from 0; None: the one of the run, or the first.
-        samples: how many the batch has; with accumulation, losses are weighted by it. None: those of the run's batch, or
+        samples: how many the batch has; with accumulation, losses are weighted by it. With 0 the
+            batch contributes nothing, whatever its losses are. None: those of the run's batch, or
             all batches alike.
         last: whether this is the last batch of a pass, which closes every accumulation window.
         retain_graph: whether more is to go backward through the graph, as torch's ``backward`` has it.
@@ -669,7 +677,11 @@ def optimize(
     """
     schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
     first, losses = schedulers[0], losses_by_name(losses, "optimize")
-    epoch, samples = first.epoch if epoch is None else epoch, first.batch_samples if samples is None else samples
+    epoch = first.epoch if epoch is None else epoch
+    if samples is None:
+        samples = first.batch_samples
+    if samples is None:
+        samples = first.count_batch() if first.count_batch else 1
     device = first.parameters[0].device
     around = without_autocast(device) if first.under_autocast and autocast_enabled(device) else nullcontext()
     try:
@@ -699,7 +711,8 @@ def backward_and_step(
         losses: name -> scalar that is a mean over the samples of the batch; left as they are.
         optim_schedulers: those that the losses drive.
         epoch: counted from 0.
-        samples: how many the batch has; with accumulation, losses are weighted by it.
+        samples: how many the batch has; with accumulation, losses are weighted by it. With 0, no
+            loss goes backward.
         last: whether this is the last batch of a pass, which closes every window.
         retain_graph: whether the last backward leaves the graph in place; None: nobody else goes through it, so a plain
             backward will do where one scheduler ``owns_all``.
@@ -709,15 +722,18 @@ def backward_and_step(
         As ``optimize``, and likewise what it raises.
     """
     only, *others = optim_schedulers
-    if only.before_backward:
+    if samples and only.before_backward:
         only.before_backward(losses=losses)
-    if only.owns_all and not others and retain_graph is None:
+    if not losses:
+        # Nothing was computed for a batch without samples.
+        finite = True
+    elif only.owns_all and not others and retain_graph is None:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
         finite = not acts or _backward(loss, optim_schedulers, samples)
     else:
         finite = _backward_by_loss(losses, optim_schedulers, samples, retain_graph)
-    if only.after_backward:
+    if samples and only.after_backward:
         only.after_backward(losses=losses)
     closed = stepped = False
     for scheduler in optim_schedulers:
@@ -764,8 +780,8 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
     """
     first, strategy = group[0], group[0].strategy
     weighted = strategy is not None
-    if strategy is not None and strategy.in_ddp is None and not samples:
-        # In DDP, a rank without samples gives zeros.
+    if not samples and (strategy is None or strategy.in_ddp is None):
+        # The loss may be nan, and nan times 0 is nan. In DDP, a rank without samples gives zeros.
         return True
     if not loss.requires_grad:
         remedy = "compute it from the model's output, outside of torch.no_grad()"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from loguru import logger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
@@ -290,6 +291,8 @@ class TrainPass:
         brain._keeps_outputs |= bool(self.metrics)
         numbers = self.updater.logged = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
+        for scheduler in brain._optim_schedulers:
+            scheduler.count_batch = self._count_samples
         brain.on_stage_start(Stage.TRAIN, epoch)
         if brain._forgets and not self.state:
             brain.zero_grad()
@@ -384,6 +387,9 @@ class TrainPass:
         brain._train_state["update"] += updated
         brain._check_divergence()
         self.resources.close()
+        for scheduler in brain._optim_schedulers:
+            scheduler.batch_samples = 1
+            scheduler.count_batch = None
         if brain._forgets:
             brain.zero_grad(set_to_none=True)
         loss = brain.avg_train_loss if brain._averages else brain._pass_loss.mean()
@@ -442,15 +448,15 @@ class TrainPass:
         self._batch, self.in_batch, self._fits, self._updates, self._steps = batch, True, brain._fits, 0, 0
         self._counted = brain._train_state["update"]
         numbers, epoch = brain._pass_numbers, loop.counters["epoch"]
-        numbers.samples, numbers.batch = 0, batch
+        numbers.samples, numbers.batch = None, batch
         if brain._strategy is not None and brain._strategy.average is not None:
             brain._strategy.average.samples = brain._samples_of_batch(batch)
         for scheduler in brain._optim_schedulers:
             self._updates += scheduler.real_step // scheduler.step_per_update
             self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches
             scheduler.epoch, scheduler.losses = epoch, None
-            if scheduler.accum_grad > 1 or scheduler.strategy is not None:
-                scheduler.batch_samples = brain._samples_of_batch(batch)
+            # Counted where it is needed.
+            scheduler.batch_samples = None
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""
@@ -470,6 +476,11 @@ class TrainPass:
 
     def _judge(self, *, batch: Any, predictions: Any, **values: Any) -> None:
         """Have the metrics judge a batch, and call the plugins."""
+        if self.brain._pass_numbers.samples == 0:
+            # A batch without samples contributes to no metric.
+            if after := self.loop.after_batch:
+                after(batch=batch, predictions=predictions, **values)
+            return
         if predictions is None:
             what = f"phase.{self.phase}.train_metrics: nothing gives the predictions on which this phase is trained"
             raise DataError(f"{what}; call Brain.fit_batch in the step, or remove them and use self.log")
@@ -486,10 +497,14 @@ class TrainPass:
     def _count_losses(self, losses: Losses) -> None:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""
         brain = self.brain
-        samples = brain._pass_numbers.samples = brain._pass_numbers.samples or brain._samples_of_batch(self._batch)
+        samples = brain._pass_numbers.samples
+        if samples is None:
+            samples = self._count_samples()
         if losses:
-            brain._pass_loss.add(brain._reported_loss(losses), samples)
-        brain._outputs = None, losses
+            reported = brain._reported_loss(losses)
+            # Ranks count their losses in step, so one without samples has its place. It may be nan.
+            brain._pass_loss.add(reported if samples else torch.zeros_like(reported), samples)
+        brain._outputs = None, losses if samples else {}
         updates = sum(own.real_step // own.step_per_update for own in brain._optim_schedulers)
         steps = sum(own.real_step * own.accum_grad + own.batches for own in brain._optim_schedulers)
         self._scheduled |= steps > self._steps
@@ -505,12 +520,20 @@ class TrainPass:
         if brain._batches_taken % MOST == 0:
             brain._check_divergence()
 
+    def _count_samples(self) -> int:
+        """Return how many samples the batch has that was given out; it is counted once."""
+        numbers = self.brain._pass_numbers
+        if numbers.samples is None:
+            numbers.samples = self.brain._samples_of_batch(self._batch)
+        return numbers.samples
+
     def _averaged(self, update: Callable[[Any], Any]) -> Callable[[Any], None]:
         """An update after which the Brain itself averages the loss."""
         brain = self.brain
 
         def train_on(batch: Any) -> None:
-            if (loss := update(batch)) is not None:
+            loss = update(batch)
+            if loss is not None and brain._pass_numbers.samples != 0:
                 brain.avg_train_loss = brain.update_average(loss, brain._average or 0.0)
 
         return train_on
@@ -533,17 +556,52 @@ class TrainPass:
             self._expect(batch)
             for scheduler in brain._optim_schedulers:
                 scheduler.under_autocast = bool(around)
-            with around or nullcontext():
+            samples = brain._pass_numbers.samples = brain._samples_if_countable(batch)
+            without_samples = gradients_dropped(brain) if samples == 0 else nullcontext()
+            with around or nullcontext(), without_samples:
                 returned = update(batch)
             losses = {} if returned is None else losses_by_name(returned, name)
             losses = {name: loss.detach() for name, loss in losses.items()}
             if brain._fits == self._fits:
                 self._count_losses(losses)
             else:
-                brain._outputs = brain._outputs[0], losses
+                brain._outputs = brain._outputs[0], losses if brain._pass_numbers.samples else {}
             return losses.get("loss")
 
         return train_on
+
+
+@contextmanager
+def gradients_dropped(brain: Brain) -> Iterator[None]:
+    """Have no backward change a gradient of a Brain's modules until the block ends.
+
+    This is for code that calls ``backward`` itself, for a batch without samples. A parameter that
+    had no gradient has none afterwards, so an optimizer leaves it as it is.
+    """
+    had_none: set[nn.Parameter] = set()
+
+    def drop(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        # The Brain's own fit_batch, called for something else, has counted that.
+        if brain._pass_numbers.samples:
+            return gradient
+        if parameter.grad is None:
+            had_none.add(parameter)
+        return torch.zeros_like(gradient)
+
+    def clear(parameter: nn.Parameter) -> None:
+        # A scaler refuses to step without gradients.
+        if parameter in had_none and not brain.scaler.is_enabled():
+            parameter.grad = None
+        had_none.discard(parameter)
+
+    with ExitStack() as handles:
+        for parameter in brain.modules.parameters():
+            if parameter.requires_grad:
+                # torch has no types for these.
+                hooked: Any = parameter
+                handles.enter_context(hooked.register_hook(partial(drop, parameter)))
+                handles.enter_context(hooked.register_post_accumulate_grad_hook(clear))
+        yield
 
 
 class PassIterator(Iterator[Any]):

@@ -61,7 +61,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
          "hash_size": None, "on_bad_line": None, "shuffle_filelist": None, "cache": None}
     ]  # fmt: skip
     assert found.get("phase") == [
-        {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {}, "train_metrics": {},
+        {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "count_samples": None, "metrics": {}, "train_metrics": {},
          "optim_schedulers": {}, "updater": None, "dataset_name": None, "valid_dataset_name": None}
     ]  # fmt: skip
     assert {key: found.get(key) for key in ("mode", "output_dir", "plugins", "hyper_parameters")} == {

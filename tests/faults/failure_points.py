@@ -172,6 +172,7 @@ HARMLESS = {
     *((f"Plugin.{hook}", "*") for hook in HOOKS), ("Plugin.state_dict", "None"), ("Plugin.state_dict", "text"),
     ("Own.on_stage_end", "*"), ("Own_optimizer.step", "*"), ("Own_updater.update", "None"), ("Error.compute", "nan"),
     ("Error.compute", "scalar"), ("Own_updater.update", "scalar"), ("Own.fit_batch", "None"),
+    ("Own.count_samples", "zero"),
     *(("Own_schedule.schedule_state", each) for each in ("None", "text")), ("Runner writes metrics", "*"),
     ("Instance writes hyper_parameters", "*"),
 }  # fmt: skip

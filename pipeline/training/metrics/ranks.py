@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.data.batch import EmptySlice, SparseSlot, count_samples, lengths, shape_of, to_device
+from pipeline.data.batch import EmptySlice, SparseSlot, count_targets, lengths, shape_of, to_device
 from pipeline.distributed.world import World
 from pipeline.errors import DataError
 from pipeline.training.metrics.base import FromBatch, Metric, class_name, judge
@@ -50,19 +50,45 @@ class Judges:
         for metric in metrics.values():
             metric.reset()
 
-    def judge(self, *part: Any) -> None:
-        """Have them judge (predictions, target, batch); nothing, where this rank has no sample of a batch."""
-        for metric in self.sliced.values() if part else ():
-            judge(metric, *part)
+    def judge(self, *part: Any, has_samples: bool = True) -> None:
+        """Have them judge (predictions, target, batch), or nothing if this rank has no part of it.
+
+        Without ``has_samples``, the batch has rows to observe, but no metric judges it.
+        """
+        if part and has_samples:
+            for metric in self.sliced.values():
+                judge(metric, *part)
         if self.gathers:
-            self._gather((*part[:2], part[2] if self._keeps_batch else None, count_samples(part[2])) if part else None)
+            own = None
+            if part:
+                predictions, target, batch = part
+                kept = batch if self._keeps_batch else None
+                own = predictions, target, kept, count_targets(batch)
+            self._gather(own, has_samples)
         elif self.observe and part:
             self.observe(*part)
 
-    def _gather(self, own: Any) -> None:
-        """Have a whole batch judged, of which this rank has a part, or None."""
-        parts = [part for part in self.world.all_gather(to_device(own, _CPU)) if part is not None]
-        if not (parts and self.world.is_main):
+    def _gather(self, own: Any, has_samples: bool) -> None:
+        """Have a whole batch judged, of which this rank has a part, or None; and observed."""
+        gathered = self.world.all_gather((to_device(own, _CPU), has_samples))
+        if not self.world.is_main:
+            return
+        parts = [part for part, _ in gathered if part is not None]
+        judged = [part for part, counts in gathered if part is not None and counts]
+        if len(judged) == len(parts):
+            self._use(parts, self.whole, self.observe)
+        else:
+            self._use(judged, self.whole, None)
+            self._use(parts, {}, self.observe)
+
+    def _use(
+        self,
+        parts: list[Any],
+        metrics: Mapping[str, Metric],
+        observe: Observe | None,
+    ) -> None:
+        """Join the parts of ranks to a whole batch, for metrics and for ``observe``."""
+        if not parts or not (metrics or observe):
             return
         predictions, targets, batches, counts = zip(*parts, strict=True)
         try:
@@ -79,10 +105,10 @@ class Judges:
             with suppress(*_MISFITS):
                 batch[name] = join(tuple(part[name] for part in batches), counts)
         with self.world.alone():
-            for metric in self.whole.values():
+            for metric in metrics.values():
                 judge(metric, whole[0], whole[1], to_device(batch, self.device))
-            if self.observe:
-                self.observe(whole[0], whole[1], batch)
+            if observe:
+                observe(whole[0], whole[1], batch)
 
 
 def in_step(batches: Iterable[Any], world: World) -> Iterator[Any]:
