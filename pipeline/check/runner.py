@@ -13,6 +13,7 @@ from pipeline.config.load import BEST, LAST
 from pipeline.config.schema import (
     TRAINING_KEYS,
     BestSettings,
+    FreezeSettings,
     PredictionSettings,
     RunnerSchema,
     RunSettings,
@@ -246,6 +247,7 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
     elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     setting.check_keys(list(RunSettings.model_fields))
+    runner["freeze"].check_keys(list(FreezeSettings.model_fields))
     if not path and not experiment:
         reason = "there is no init_model_path; add it, or remove this"
         _refuse_idle(runner, ["init_modules", "rename"], reason, setting)

@@ -17,7 +17,7 @@ from pipeline.checkpoint.storage import short
 from pipeline.checkpoint.weights import Models
 from pipeline.config import yaml_tree
 from pipeline.config.load import BEST, LAST, Config
-from pipeline.config.schema import BestSettings, RunnerSchema, RunSettings
+from pipeline.config.schema import BestSettings, FreezeSettings, RunnerSchema, RunSettings
 from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError, one_of
 
 
@@ -209,9 +209,20 @@ def load_initial(config: Config, runner_name: str, run_dir: Path, models: Models
         paths, checkpoint = _find(config, runner, runner.init_model_path, run_dir)
         initial = _give(runner, paths, checkpoint, models)
     if runner.freeze and models:
-        frozen = weights.freeze(models, runner.freeze, f"runner.{runner_name}.freeze")
-        logger.info(f"not trained: {weights.abbreviate(frozen)}")
+        _freeze(models, runner.freeze, f"runner.{runner_name}.freeze")
     return initial
+
+
+def _freeze(models: Models, settings: list[str] | FreezeSettings, where: str) -> None:
+    """Freeze what ``freeze`` names: parameters, and with ``statistics`` the layers that have some."""
+    if not isinstance(settings, FreezeSettings):
+        settings = FreezeSettings(modules=settings, statistics=False)
+    layers: list[str] = []
+    if settings.statistics:
+        layers = weights.freeze_statistics(models, settings.modules, where)
+        logger.info(f"running statistics stay as they are: {weights.abbreviate(layers)}")
+    frozen = weights.freeze(models, settings.modules, where, layers)
+    logger.info(f"not trained: {weights.abbreviate(frozen)}")
 
 
 def load_last(config: Config, runner_name: str, run_dir: Path, models: Models) -> Initial:

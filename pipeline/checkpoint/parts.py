@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import workspaces
 from pipeline.checkpoint.comparison import brief, differences
+from pipeline.checkpoint.modes import Modes, names_in_evaluation_mode, restore_modes
 from pipeline.checkpoint.weights import (
     Models,
     buffers_of,
@@ -283,6 +284,7 @@ class InitialModels:
         parts = parts_of(models)
         self.parts = set(parts)
         self.frozen = _frozen(models)
+        self.modes = _modes(models, parts)
         self.options = {place: options_of(part) for place, part in parts.items() if isinstance(part, Optimizer)}
         modules = unique_modules(models)
         self._tensors = {phase: _described(module) for phase, module in modules.items()}
@@ -297,7 +299,8 @@ class InitialModels:
         Raises:
             CheckpointError: there is something to which a resumed run could not be led.
         """
-        states = part_states(parts_of(models), updaters, self.options)
+        parts = parts_of(models)
+        states = part_states(parts, updaters, self.options)
         if late := [place for place, state in states.items() if state and place not in self.parts]:
             raise CheckpointError(_unlike(late[0], "was made after the training had begun"))
         for place, sizes in _groups(models).items():
@@ -306,8 +309,22 @@ class InitialModels:
                 raise CheckpointError(_unlike(place, was))
         for phase, module in unique_modules(models).items():
             self._check_shapes(phase, module)
-        buffers = self.resized_buffers(models)
-        return {"parts": states, "frozen": {"begun": self.frozen, "now": _frozen(models)}, "buffers": buffers}
+        return {
+            "parts": states,
+            "frozen": {"begun": self.frozen, "now": _frozen(models)},
+            "modes": {"begun": self.modes, "now": _modes(models, parts)},
+            "buffers": self.resized_buffers(models),
+        }
+
+    def restore_modes(self, models: Models, saved: Mapping[str, Modes]) -> None:
+        """Restore the modes of all modules, unless config or code have changed them.
+
+        Args:
+            models: phase -> what the network stage built for it.
+            saved: ``modes`` of a training state.
+        """
+        modules = _with_modes(models, parts_of(models))
+        restore_modes(modules, saved["begun"], saved["now"], self.modes)
 
     def resized_buffers(self, models: Models) -> dict[str, list[str]]:
         """Return the buffers of each phase whose shape, type or memory a new model does not have."""
@@ -361,6 +378,17 @@ def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen)
         for name, parameter in module.named_parameters():
             if (name in was) == (name in fresh):
                 parameter.requires_grad_(name not in now)
+
+
+def _with_modes(models: Models, parts: Parts) -> dict[str, nn.Module]:
+    """The models by phase, and the modules among the other parts by place."""
+    modules = {place: part for place, part in parts.items() if isinstance(part, nn.Module)}
+    return {**unique_modules(models), **modules}
+
+
+def _modes(models: Models, parts: Parts) -> Modes:
+    modules = _with_modes(models, parts)
+    return {name: names_in_evaluation_mode(module) for name, module in modules.items()}
 
 
 def _frozen(models: Models) -> Frozen:

@@ -61,6 +61,8 @@ def restore_training(
         restore_parts(parts_of(models), state.parts, initial.options, where)
         if state.frozen:
             restore_frozen(models, state.frozen.to_tree(), initial.frozen)
+        if state.modes:
+            initial.restore_modes(models, state.modes.to_tree())
     for phase, entry in models.items():
         with loading(f"{where}: updaters.{phase}"):
             entry["updater"].set_state_dict(state.updaters[phase])

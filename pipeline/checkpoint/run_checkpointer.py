@@ -215,6 +215,12 @@ class RunCheckpointer:
                 f"going on after iteration {checkpoint.train_state['iteration']}, from {short(checkpoint.path)}"
             )
 
+    def _restore_modes(self, models: Models) -> None:
+        """Put all modules into the modes of the checkpoint from which the run was resumed."""
+        state = self._resumed.state if self._resumed else None
+        if state and state.modes and self._initial:
+            self._initial.restore_modes(models, state.modes.to_tree())
+
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
 

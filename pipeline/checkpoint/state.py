@@ -311,6 +311,13 @@ class FrozenState(StateModel):
     now: dict[str, list[str]]
 
 
+class ModesState(StateModel):
+    """Model -> the names of its modules in evaluation mode: when the training began, and now."""
+
+    begun: dict[str, list[str]]
+    now: dict[str, list[str]]
+
+
 class ReportedState(StateModel):
     """What an experiment has reported in this epoch."""
 
@@ -389,6 +396,8 @@ class TrainingState(StateModel):
         recoverables: name -> the state of what ``add_recoverable`` has named.
         parts: place -> the state of another part of the models; None: there is none.
         frozen: which parameters are not trained; None: nobody has asked.
+        modes: which modules training uses in evaluation mode, of each phase and of each module among the
+            parts; None: nobody has asked. Earlier versions lack it.
         buffers: phase -> the names of the buffers that have changed in size or type.
         stopped: why ``stop`` has ended the training; None: it has not. Earlier versions lack it.
         requested: what ``request`` has asked for that is not done. Earlier versions lack it.
@@ -407,6 +416,7 @@ class TrainingState(StateModel):
     recoverables: dict[str, Any]
     parts: dict[str, Any]
     frozen: FrozenState | None
+    modes: ModesState | None = None
     buffers: dict[str, list[str]]
     stopped: str | None = None
     requested: list[str] = []

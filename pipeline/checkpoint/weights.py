@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from pipeline.checkpoint.comparison import differences
@@ -291,13 +292,14 @@ def renamed(name: str, prefixes: Mapping[str, str]) -> str:
     return name
 
 
-def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
+def freeze(models: Models, patterns: Sequence[str], where: str, layers: Sequence[str] = ()) -> list[str]:
     """Freeze parameters: no gradient, and so no step, no decay and no part in a norm.
 
     Args:
         models: phase -> what the network stage built for it.
         patterns: module names or patterns, as those of ``load_part``.
         where: what messages name.
+        layers: what ``freeze_statistics`` returned; a pattern may name one of these that has no parameter.
 
     Returns:
         The names of the parameters.
@@ -308,7 +310,7 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
     modules = unique_modules(models)
     by_phase = {phase: dict(module.named_parameters(remove_duplicate=False)) for phase, module in modules.items()}
     parameters = _joined(by_phase, len(modules) > 1)
-    if wrong := unmatched_pattern(patterns, parameters):
+    if wrong := unmatched_pattern(patterns, [*parameters, *map(_mean_of, layers)]):
         raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{suggest_names(wrong, parameters)}")
     names = match_names(patterns, parameters)
     frozen = {parameters[name] for name in names}
@@ -319,6 +321,49 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
     for parameter in frozen:
         parameter.requires_grad_(False)
     return names
+
+
+def freeze_statistics(models: Models, patterns: Sequence[str], where: str) -> list[str]:
+    """Keep the running statistics of layers: these layers stay in evaluation mode.
+
+    Args:
+        models: phase -> what the network stage built for it.
+        patterns: those of ``freeze``; a layer is meant where one of them matches its ``running_mean``.
+        where: what messages name.
+
+    Returns:
+        The names of the layers: each BatchNorm and InstanceNorm with ``track_running_stats``.
+
+    Raises:
+        ConfigError: the patterns name no such layer; then no model has changed.
+    """
+    modules = unique_modules(models)
+    layers: dict[str, nn.Module] = {}
+    for phase, module in modules.items():
+        prefix = f"{phase}." if len(modules) > 1 else ""
+        layers |= {f"{prefix}{name}": part for name, part in _with_statistics(module).items()}
+    names = [name for name in layers if match_names(patterns, [_mean_of(name)])]
+    if not names:
+        what = f"{where}.statistics: is true, and no layer that {', '.join(patterns)} names has running statistics"
+        raise ConfigError(f"{what}{one_of(patterns[0], layers)}")
+    frozen = {layers[name] for name in names}
+    for layer in frozen:
+        layer.eval()
+    for brain in {id(entry["brain"]): entry["brain"] for entry in models.values() if "brain" in entry}.values():
+        brain._freeze_statistics(frozen)
+    return names
+
+
+def _with_statistics(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers that have running statistics, by name."""
+    return {
+        name: part for name, part in module.named_modules() if isinstance(part, _NormBase) and part.track_running_stats
+    }
+
+
+def _mean_of(layer: str) -> str:
+    """The name of the running mean of a layer; a model may be such a layer itself."""
+    return f"{layer}.running_mean".removeprefix(".")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:

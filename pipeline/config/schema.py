@@ -248,6 +248,13 @@ class RunSettings(_Mapping):
     runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 
+class FreezeSettings(_Mapping):
+    """What is not trained."""
+
+    modules: Names = Field(description="modules, or patterns")
+    statistics: bool = Field(False, description="whether their running statistics stay as they are too")
+
+
 class PredictionSettings(_Mapping):
     """What an infer runner writes of its predictions."""
 
@@ -296,6 +303,14 @@ InitialWeights = Annotated[
     Annotated[str, Tag("path")] | Annotated[RunSettings, Tag("mapping")],
     Discriminator(lambda value: "mapping" if isinstance(value, dict) else "path"),
     WithJsonSchema({"title": "string or mapping", "anyOf": [_STRING, RunSettings.model_json_schema()]}),
+]
+
+Frozen = Annotated[
+    Annotated[Names, Tag("names")] | Annotated[FreezeSettings, Tag("mapping")],
+    Discriminator(lambda value: "mapping" if isinstance(value, dict | FreezeSettings) else "names"),
+    WithJsonSchema(
+        {"title": "name, list of names or mapping", "anyOf": [*_NAMES["anyOf"], FreezeSettings.model_json_schema()]}
+    ),
 ]
 
 
@@ -467,7 +482,9 @@ class RunnerSchema(_Section):
     )
     init_modules: Names | None = Field(None, description="modules to load, or patterns; null is all, which have to fit")
     rename: dict[str, str] | None = Field(None, description="prefix in that file -> another, in order: {'module.': ''}")
-    freeze: Names | None = Field(None, description="modules, or patterns, that are not trained")
+    freeze: Frozen | None = Field(
+        None, description="modules, or patterns, that are not trained; or {modules, statistics}"
+    )
     predictions: PredictionSettings | None = Field(None, description="of an infer runner: {format, path, from}")
     seed: int | None = Field(0, ge=0, lt=2**32, description="seed of weights and order of data; null is chance")
     deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")

@@ -59,7 +59,8 @@ class StartupBase(StageBase):
     def load(self, context: Context, is_fleet: bool = False, main_program: Any = None) -> None:
         """Load the weights that the runner's ``init_model_path`` names.
 
-        Of these, the modules that ``init_modules`` names; and what ``freeze`` names is not trained. Of several checkpoints,
+        Of these, the modules that ``init_modules`` names; and what ``freeze`` names is not trained; with
+        its ``statistics``, running statistics stay as they are. Of several checkpoints,
         each of which an infer runner evaluates, the first is loaded, and ``checkpoints`` says which there are.
 
         Without ``init_model_path``, a train runner leaves what the models' constructors made; an infer runner loads the

@@ -685,6 +685,8 @@ class ExperimentBase(RunnerBase):
         if state.frozen and self.checkpointer._initial:
             frozen = {PHASE: {"model": self.model}}
             parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer._initial.frozen)
+        if state.modes and self.checkpointer._initial:
+            self.checkpointer._initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
         with restore.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)

@@ -124,13 +124,15 @@ class Network(NetworkBase):
         return partial(collate, **settings.collate_args) if settings.collate_args else collate
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> Phase:
-        """What ``context["model"]`` holds for one item of ``phase:``."""
+        """What ``context["model"]`` holds for one item of ``phase:``; the model is in training mode."""
         model = self.build_model(phase, context)
         brain = self.build_brain(model, phase, context)
         if phase.count_samples is not None:
             address = f"phase.{phase.name}.count_samples"
             config = context["config"]
             brain._count_with(load_named(phase.count_samples, address, "count_samples", config))
+        # A factory such as from_pretrained returns its model in evaluation mode. From here on, modes are the user's.
+        brain.modules.train()
         model = wrap_model(model, brain, phase.name, context)
         brain.modules.to(context["device"])
         optim_schedulers = {} if context["is_infer"] else self.build_optim_schedulers(phase, brain, runner, context)

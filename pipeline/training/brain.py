@@ -6,7 +6,7 @@ import inspect
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from functools import partial
@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pipeline.checkpoint.checkpointer import Checkpoint, Checkpointer
+from pipeline.checkpoint.weights import abbreviate
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import (
@@ -154,6 +155,10 @@ class Brain:
     _count: Callable[[Any], int] = staticmethod(count_samples)
     # The function of the config, or the subclass's method, with its name for messages.
     _user_counter: tuple[Callable[[Any], Any], str] | None = None
+    # The layers whose statistics ``freeze`` keeps, by name.
+    _frozen_statistics: Sequence[str] = ()
+    # What is logged once.
+    _left_in_evaluation = _modes_logged = False
 
     def __init__(
         self,
@@ -726,8 +731,8 @@ class Brain:
         return partial(_compute, self, function) if self._run_options.compile else function
 
     def _begin_pass(self, batches: int = 0) -> None:
-        """Set training mode and reset the numbers of the last pass; ``batches``: how many come, 0 if unknown."""
-        self.modules.train()
+        """Reset the modes and the numbers of the last pass; ``batches``: how many come, 0 if unknown."""
+        self._begin_modes()
         self.step = self._batches_taken = 0
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
@@ -737,6 +742,44 @@ class Brain:
             self._strategy.begin_pass()
         for scheduler in self._optim_schedulers:
             scheduler.guard.reset()
+
+    def _begin_modes(self) -> None:
+        """Keep the modes that user code has set, unless it has left everything in evaluation mode.
+
+        Outside of a run, a Brain is put into training mode, as SpeechBrain does at the start of each epoch.
+        """
+        parts = [part for module in self.modules.values() for part in module.modules()]
+        is_left = self._in_run and parts and not any(part.training for part in parts)
+        if is_left and not self._left_in_evaluation:
+            self._left_in_evaluation = True
+            what = f"{self._where}every module is in evaluation mode at the start of a training pass"
+            remedy = "call train() where your code has called eval(), or use `freeze` with `statistics: true`"
+            logger.warning(f"{what}, so train() is called; {remedy}")
+        if is_left or not self._in_run:
+            self.modules.train()
+        for name in self._frozen_statistics:
+            layer = self.modules.get_submodule(name)
+            # A plugin that has its parameters trained again may have it count again too.
+            if not any(own.requires_grad for own in layer.parameters(recurse=False)):
+                layer.eval()
+
+    def _freeze_statistics(self, layers: Collection[nn.Module]) -> None:
+        """Put some layers into evaluation mode at the start of each pass, while they are not trained."""
+        # By name, since others may take their places.
+        self._frozen_statistics = [name for name, part in self.modules.named_modules() if part in layers]
+
+    def _log_modes(self) -> None:
+        """Log which modules are in evaluation mode while this Brain trains, once."""
+        parts = self._named_modules()
+        evaluating = [name for name, part in parts.items() if not part.training]
+        if evaluating and not self._modes_logged:
+            self._modes_logged = True
+            count = f"{len(evaluating)} of {len(parts)} modules"
+            logger.info(f"{self._where}training with {count} in evaluation mode: {abbreviate(evaluating)}")
+
+    def _named_modules(self) -> dict[str, nn.Module]:
+        """The modules as ``freeze`` names them."""
+        return {name: part for name, part in self.modules.named_modules() if name}
 
     def _pass_state(self) -> dict[str, Any]:
         """The batches of the pass that are done, and its numbers so far; on a GPU this waits."""
@@ -1027,6 +1070,10 @@ class ModuleBrain(Brain):
             what = f"{type(self.module).__name__}.forward returned {shape_of(predictions, 1)} without a loss"
             raise DataError(f"{self._where}{what}; return it as `loss`, or name a loss function")
         return cast("Tensor", loss)
+
+    def _named_modules(self) -> dict[str, nn.Module]:
+        """The modules as ``freeze`` names them, the whole by the name of its class."""
+        return {name or type(part).__name__: part for name, part in self.module.named_modules()}
 
     def readable(self, predictions: Any, batch: Any) -> Any:
         """Where the module returns its loss, its logits; else, or without any, the predictions themselves."""

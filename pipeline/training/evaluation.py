@@ -12,6 +12,7 @@ import torch
 from loguru import logger
 from torch import nn
 
+from pipeline.checkpoint import modes
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
@@ -34,14 +35,8 @@ from pipeline.user_code.tracebacks import error_context
 @contextmanager
 def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients until the block ends; then each module returns to its earlier mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in modes:
-            part.training = training
+    with modes.in_evaluation_mode(module), torch.no_grad():
+        yield
 
 
 @contextmanager

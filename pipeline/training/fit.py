@@ -16,7 +16,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from pipeline.checkpoint import reader, storage, store
 from pipeline.checkpoint.random_state import generators_in, restore_states, states_of
 from pipeline.checkpoint.restore import restore_training
-from pipeline.checkpoint.state import EntryState, FitState
+from pipeline.checkpoint.state import EntryState, FitState, ModesState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
@@ -81,6 +81,7 @@ class Fit(PassLoop):
         running: the pass in which the checkpoint was saved; None: between two epochs.
         metrics: the numbers of the last epoch.
         cut_short: whether ``optimizer_step_limit`` has ended the training within an epoch.
+        saved_modes: those of the checkpoint with which it goes on; None: it has none.
 
     Raises:
         CheckpointError: the checkpoints are not of this Brain.
@@ -108,6 +109,7 @@ class Fit(PassLoop):
         self.epochs: list[int] = []
         self.running: EntryState | None = None
         self.cut_short = False
+        self.saved_modes: ModesState | None = None
         # Whether a save within an epoch was, which is told once.
         self.put_off = False
         # Those of a window that an earlier fit was interrupted in.
@@ -152,6 +154,7 @@ class Fit(PassLoop):
                 if fit:
                     restore_states(self._generators(), fit.generators)
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
+                    self.saved_modes = checkpoint.state.modes if checkpoint.state else None
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
                 else:
                     what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
@@ -222,6 +225,13 @@ class Fit(PassLoop):
         """The pass of an epoch is over."""
         training.end(training.number, "the training set")
         self.work.remove(training)
+
+    def start(self, training: TrainPass, batches: int) -> None:
+        """Prepare the Brain of a pass; one that goes on keeps the modes of its checkpoint."""
+        super().start(training, batches)
+        saver = self.brain.checkpointer
+        if training.state and self.saved_modes and saver and saver._initial:
+            saver._initial.restore_modes(self.context["model"], self.saved_modes.to_tree())
 
     def on_due(self, training: TrainPass) -> bool:
         """Show progress, save or end, whatever is due; whether training goes on."""

@@ -37,6 +37,7 @@ class Journal:
 
     Args:
         checkpoint: the one from which the run goes on; None for one that begins.
+        on_arrival: restores what code before that place may have changed.
 
     Attributes:
         resuming: whether the code has not yet arrived where the checkpoint was saved.
@@ -45,7 +46,8 @@ class Journal:
         leader: the pass that led when the checkpoint was saved, until the code arrives.
     """
 
-    def __init__(self, checkpoint: LoadedCheckpoint | None) -> None:
+    def __init__(self, checkpoint: LoadedCheckpoint | None, on_arrival: Callable[[], None]) -> None:
+        self.on_arrival = on_arrival
         self.checkpoint, self.resuming = checkpoint, checkpoint is not None
         self.outer: list[Entry] = []
         self.inner: list[Entry] | None = None
@@ -147,6 +149,7 @@ class Journal:
             self._passes_of_body += rest
             scope.extend(rest)
             rest.clear()
+        self.on_arrival()
         restore_random_state(self._random)
 
     def arrive_after_last_call(self) -> None:

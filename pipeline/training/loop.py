@@ -66,7 +66,7 @@ class TrainLoop(PassLoop):
         self.cut_short = False
         self.place_saved = False
         self.checkpointer = cast("RunCheckpointer", context["checkpointer"])
-        self.journal = Journal(self.checkpointer._resumed)
+        self.journal = Journal(self.checkpointer._resumed, self._restore_modes)
         self.passes: dict[str, int] = {}
         self.plan = Plan({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
@@ -762,6 +762,10 @@ class TrainLoop(PassLoop):
             self.schedule = Schedule.of_runner(self.runner, {**self.counters, "update": state.asked_updates})
         for training in self.journal.load(state, dict(checkpoint.state.random), self._new_pass):
             self.start(training, 0)
+
+    def _restore_modes(self) -> None:
+        """Restore the modes of the checkpoint, which startup and the code up to its place may have changed."""
+        self.checkpointer._restore_modes(self.context["model"])
 
     def _new_pass(self, name: str) -> TrainPass:
         phase = self.phases[self._name(name)]

@@ -294,6 +294,7 @@ class TrainPass:
         for scheduler in brain._optim_schedulers:
             scheduler.count_batch = self._count_samples
         brain.on_stage_start(Stage.TRAIN, epoch)
+        brain._log_modes()
         if brain._forgets and not self.state:
             brain.zero_grad()
         if hasattr(brain.train_sampler, "set_epoch"):

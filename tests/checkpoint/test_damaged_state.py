@@ -41,7 +41,17 @@ OWN = ["updaters.*", "optim_schedulers.*.*.state", "*.data", "data", "experiment
 OWN += ["loop.*.numbers", "fit.metrics", "recoverables.*", "parts.*", "*attributes.*"]
 
 # Mappings of which the names are data: that one is missing shows nowhere, or only to the run.
-BY_NAME = ["updaters", "optim_schedulers*", "gradients*", "metrics*", "buffers", "frozen.*", "recoverables", "parts"]
+BY_NAME = [
+    "updaters",
+    "optim_schedulers*",
+    "gradients*",
+    "metrics*",
+    "buffers",
+    "frozen.*",
+    "modes.*",
+    "recoverables",
+    "parts",
+]
 BY_NAME += [
     "loop.passes",
     "loop.iterations*",
@@ -183,6 +193,7 @@ LATER = [
     "*state.average",
     "*state.nonfinite",
     "stopped",
+    "modes",
     "requested",
     "seconds",
     "experiment.generators",

@@ -19,6 +19,8 @@ class Runner(stages.Runner):
         for _ in context.epochs():
             for batch in context.batches(clouds):
                 clouds.brain.fit_batch(batch)
+            clouds.model.eval()
             with torch.no_grad():
-                confidence, labels = clouds.model.eval()(data.points).softmax(dim=1).max(dim=1)
+                confidence, labels = clouds.model(data.points).softmax(dim=1).max(dim=1)
+            clouds.model.train()
             data.label(labels, confidence > self.confidence)
