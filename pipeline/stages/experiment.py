@@ -65,6 +65,7 @@ from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
 from pipeline.training.phase import begin_on_ranks, limited
 from pipeline.training.triggers import Schedule
+from pipeline.training.unregistered import require_registered
 from pipeline.user_code import plugins
 from pipeline.user_code.plugin_calls import hook_or_none
 
@@ -414,6 +415,7 @@ class ExperimentBase(RunnerBase):
         if not isinstance(model, nn.Module):
             kind = f"{type(self).__name__}.setup_model: self.model is a {type(model).__name__}, not an nn.Module"
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
+        require_registered([model], f"{type(self).__name__}.setup_model: ")
         self.context["model"] = {**(self.context.peek("model") or {}), PHASE: Phase(PHASE, {"model": model})}
         trained = {**self._optimizer(), **self._parts()}
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}

@@ -24,6 +24,7 @@ from pipeline.training.brain import Brain, ModuleBrain, overridden
 from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
 from pipeline.training.phase import faults_at, phase_errors, run_options_for
 from pipeline.training.schedules import Constant
+from pipeline.training.unregistered import require_registered
 from pipeline.training.updater import OwnLossBrain, StandardUpdater, Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
@@ -172,7 +173,7 @@ class Network(NetworkBase):
         """The model itself where it is a Brain, else the Brain around it.
 
         Raises:
-            ConfigError: a plain module has no loss, or a Brain keeps something that is trained where nobody trains or
+            ConfigError: a plain module has no loss; or something that is trained is kept where nobody trains or
                 saves it.
             StageError: it is neither.
         """
@@ -194,6 +195,7 @@ class Network(NetworkBase):
         if ignored := brain._ignored_arguments():
             why = "which would be ignored: in a config the runner and the phase say this"
             raise ConfigError(f"{what} is made with {', '.join(ignored)}, {why}; remove it from super().__init__()")
+        require_registered(brain.modules.values(), f"{address}.model: ", brain)
         if outside := brain._unregistered_modules():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             why = "outside its modules, where nothing is trained or saved"

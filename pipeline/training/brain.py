@@ -61,6 +61,7 @@ from pipeline.training.optim_scheduler import (
 )
 from pipeline.training.run_options import RunOptions, compile_modules
 from pipeline.training.schedules import Constant
+from pipeline.training.unregistered import require_registered
 from pipeline.user_code import class_path, source
 from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.uncalled import BRAIN, BRAIN_REMEDIES, uncalled_faults
@@ -239,8 +240,8 @@ class Brain:
             valid_loader_kwargs: likewise.
 
         Raises:
-            ConfigError: there is nothing to train, keywords are given for a loader that is made already, or the class
-                defines a method of SpeechBrain's that nobody calls.
+            ConfigError: there is nothing to train, a module keeps layers in a plain list, keywords are given for a loader
+                that is made already, or the class defines a method of SpeechBrain's that nobody calls.
             StageError: nothing says how to optimize.
             DataError: there is no data, or it does not fit.
             DivergedError: too many losses were not finite.
@@ -248,7 +249,7 @@ class Brain:
             StorageError: the storage refuses.
             ConcurrentRunError: another thread of this process is training.
         """
-        self._refuse_uncalled()
+        self._refuse_faults()
         if self._run_options.test_only:
             return
         self._debug_folder = self._new_debug_folder()
@@ -287,7 +288,7 @@ class Brain:
         Raises:
             ConcurrentRunError: another thread of this process is training.
         """
-        self._refuse_uncalled()
+        self._refuse_faults()
         name = f"{type(self).__name__}.evaluate"
         with exclusive(name, trains=False, may_nest=True), joined():
             loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
@@ -940,8 +941,9 @@ class Brain:
             return losses["loss"].detach()
         return torch.stack([loss.detach() for loss in losses.values()]).sum()
 
-    def _refuse_uncalled(self) -> None:
-        """Raise for methods that nobody calls; with a config, ``check`` reports them."""
+    def _refuse_faults(self) -> None:
+        """Raise for layers that nobody trains, and for methods that nobody calls; with a config, ``check`` reports them."""
+        require_registered(self.modules.values(), owner=self)
         faults = [] if self._in_run else uncalled_faults(source.class_definition(type(self)), BRAIN, BRAIN_REMEDIES)
         if faults:
             raise ConfigError("\n".join(faults))

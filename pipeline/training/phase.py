@@ -10,6 +10,7 @@ import torch
 from loguru import logger
 from torch import nn
 
+from pipeline.checkpoint.weights import is_entry, module_of
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import ConfigView, Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
@@ -22,6 +23,7 @@ from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import PlannedSchedule, TorchSchedule
 from pipeline.training.triggers import NEVER, Schedule
+from pipeline.training.unregistered import require_registered
 from pipeline.training.updater import is_plain
 from pipeline.user_code.tracebacks import error_context
 
@@ -144,9 +146,11 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
     What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
 
     Raises:
-        ConfigError: the runner's options contradict each other, or the device cannot do them.
+        ConfigError: a model keeps layers in a plain list; the runner's options contradict each other, or the device
+            cannot do them.
     """
     models, started = context.peek("model"), set[int]()
+    _require_registered(models)
     for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
         entry = models.get(name)
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
@@ -163,6 +167,16 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
             begin_on_ranks([brain.modules], runner.seed)
             if brain._strategy:
                 brain._strategy.sync_batchnorm = runner.sync_batchnorm
+
+
+def _require_registered(models: Any) -> None:
+    """Raise for layers in plain containers, also of models that a network stage of the user's own has built."""
+    entries = models if isinstance(models, Mapping) else {}
+    modules = {phase: module_of(entry) for phase, entry in entries.items() if is_entry(entry)}
+    for phase, module in modules.items():
+        brain = entries[phase].get("brain")
+        owner = brain if isinstance(brain, Brain) else None
+        require_registered([module], f"phase.{phase}: ", owner, elsewhere=modules.values())
 
 
 def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:

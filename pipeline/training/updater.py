@@ -24,6 +24,7 @@ from pipeline.errors import CheckpointError, DataError
 from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
+from pipeline.training.unregistered import require_registered
 
 
 def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
@@ -164,6 +165,8 @@ class StandardUpdater(UpdaterBase):
     _iterator: Iterator[Any] | None = None
     _begun: Mapping[str, Any] | None = None
     _taken = 0
+    # Whether the models were looked at, by hand.
+    _checked = False
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, dataloader: Any, init_state: Any = None) -> None:
         super().__init__(init_state)
@@ -219,9 +222,16 @@ class StandardUpdater(UpdaterBase):
         raise DataError(f"{what}; check the dataset, or drop_last with few samples")
 
     def update(self, batch: Any = None) -> Any:
-        """Train on one batch: in a run on the one that is given, by hand on the next, which is counted."""
+        """Train on one batch: in a run on the one that is given, by hand on the next, which is counted.
+
+        Raises:
+            ConfigError: a model keeps layers in a plain list.
+        """
         if batch is not None:
             return self.update_core(batch)
+        if not self._checked:
+            self._checked = True
+            require_registered(self.models.values())
         for model in self.models.values():
             model.train()
         losses = self.update_core(self.read_batch())
