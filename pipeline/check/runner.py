@@ -65,6 +65,7 @@ def check_runner(
         experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
     """
     _check_debug(runner)
+    runner["freeze"].check_keys(list(FreezeSettings.model_fields))
     if runner["worker_num"].value and not runner["fleet_mode"].value:
         remedy = "write that class, or remove it"
         runner.fault_at("worker_num", f"is the number of processes of a local_cluster_train; {remedy}")
@@ -247,7 +248,6 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
     elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     setting.check_keys(list(RunSettings.model_fields))
-    runner["freeze"].check_keys(list(FreezeSettings.model_fields))
     if not path and not experiment:
         reason = "there is no init_model_path; add it, or remove this"
         _refuse_idle(runner, ["init_modules", "rename"], reason, setting)
