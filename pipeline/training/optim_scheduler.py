@@ -222,12 +222,15 @@ class OptimScheduler(ABC):
             whoever knows the whole model may say so.
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
-        epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``optimize`` by hand.
-            None: ``count_batch`` counts them.
+        epoch: the epoch that a run is at, from 0; for ``optimize`` by hand.
+        active_pass: the pass whose batch a custom loop trains on; ``optimize`` asks it for the number of samples. None
+            outside of such a loop.
+        batch_samples: the samples of the batch where there is no ``active_pass``.
         rate: of the last update, in the first group, with ``groups`` in the last; None before the first.
         base_lr: the rate of the first group, as ``optim_conf`` sets it.
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
-        losses: those that ``optimize`` had last, detached, on the first scheduler that it had; who reads them sets None.
+        losses: the losses of the last ``optimize``, detached. They are on the first scheduler of the call, or, if its
+            schedulers are of several phases, on the first of each phase. Whoever reads them sets None.
         scaler: scales the loss in fp16; None elsewhere.
         sparse: whether gradients of its parameters may be sparse.
         under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
@@ -288,8 +291,10 @@ class OptimScheduler(ABC):
         self.samples: Any = 0
         self.strategy = Strategy(current_world()) if current_world().size > 1 else None
         self.distributed = distributed or self.strategy is not None
-        self.batch_samples: int | None = 1
-        self.count_batch: Callable[[], int] | None = None
+        self.batch_samples = 1
+        self.active_pass: Any = None
+        # The other schedulers of the last call of ``optimize``, which train other parameters than this one.
+        self._partners: list[OptimScheduler] | None = None
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None
         self.gradient_norm: float | Tensor | None = None
@@ -656,14 +661,15 @@ def optimize(
     """Train on the losses of one batch, by hand: first one backward for each loss, then each scheduler steps.
 
     Autocast is left meanwhile. A loop of one's own finds the losses in ``optim_schedulers[0].losses``, to report them.
+    The order of ``optim_schedulers`` does not change the weights.
 
     Args:
         losses: name -> scalar that is a mean over the samples of the batch; a single tensor is ``loss``.
         optim_schedulers: those that the losses drive, also by name; no other parameter gets a gradient.
         epoch: counted from 0; None: the one of the run, or the first.
-        samples: how many the batch has; with accumulation, losses are weighted by it. With 0 the
-            batch contributes nothing, whatever its losses are. None: those of the run's batch, or
-            all batches alike.
+        samples: how many the batch has; with accumulation, losses are weighted by it. With 0 the batch contributes
+            nothing, whatever its losses are. None: the samples of the batch that the phase of a scheduler is at, or all
+            batches alike.
         last: whether this is the last batch of a pass, which closes every accumulation window.
         retain_graph: whether more is to go backward through the graph, as torch's ``backward`` has it.
 
@@ -672,34 +678,48 @@ def optimize(
         a scheduler acted).
 
     Raises:
-        DataError: a scheduler's loss is not there, no scalar, or has no gradient.
+        DataError: a scheduler's loss is not there, no scalar, or has no gradient; or schedulers of several phases
+            minimize one loss, and the batches of these phases have different numbers of samples.
         ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
     """
     schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
-    first, losses = schedulers[0], losses_by_name(losses, "optimize")
-    epoch = first.epoch if epoch is None else epoch
-    if samples is None:
-        samples = first.batch_samples
-    if samples is None:
-        samples = first.count_batch() if first.count_batch else 1
-    device = first.parameters[0].device
-    around = without_autocast(device) if first.under_autocast and autocast_enabled(device) else nullcontext()
+    losses = losses_by_name(losses, "optimize")
+    if epoch is None:
+        # A phase that is not trained at present has an earlier epoch.
+        epoch = max(scheduler.epoch for scheduler in schedulers)
+    under_autocast = any(scheduler.under_autocast for scheduler in schedulers)
     try:
-        with around:
+        with _autocast_left(schedulers) if under_autocast else nullcontext():
             outcome = backward_and_step(losses, schedulers, epoch, samples, last=last, retain_graph=retain_graph)
     except RuntimeError as error:
         if "through the graph a second time" in str(error) or "inplace operation" in str(error):
             error.add_note("OptimSchedulers whose losses share a graph step at once: optimize(losses, [first, second])")
         raise
-    first.losses = {name: loss.detach() for name, loss in losses.items()}
+    noted = {name: loss.detach() for name, loss in losses.items()}
+    passes: list[Any] = []
+    for scheduler in schedulers:
+        is_first = scheduler.active_pass not in passes
+        scheduler.losses = noted if is_first else None
+        passes.append(scheduler.active_pass)
     return outcome
+
+
+@contextmanager
+def _autocast_left(optim_schedulers: Sequence[OptimScheduler]) -> Iterator[None]:
+    """Switch autocast off on the devices of some schedulers, as ``without_autocast`` does on one."""
+    devices = {scheduler.parameters[0].device.type: scheduler.parameters[0].device for scheduler in optim_schedulers}
+    with ExitStack() as stack:
+        for device in devices.values():
+            if autocast_enabled(device):
+                stack.enter_context(without_autocast(device))
+        yield
 
 
 def backward_and_step(
     losses: Losses,
     optim_schedulers: Sequence[OptimScheduler],
     epoch: int,
-    samples: int,
+    samples: int | None,
     *,
     last: bool = False,
     retain_graph: bool | None = None,
@@ -711,8 +731,8 @@ def backward_and_step(
         losses: name -> scalar that is a mean over the samples of the batch; left as they are.
         optim_schedulers: those that the losses drive.
         epoch: counted from 0.
-        samples: how many the batch has; with accumulation, losses are weighted by it. With 0, no
-            loss goes backward.
+        samples: how many the batch has; with accumulation, losses are weighted by it. With 0, no loss goes backward. None:
+            as for ``optimize``.
         last: whether this is the last batch of a pass, which closes every window.
         retain_graph: whether the last backward leaves the graph in place; None: nobody else goes through it, so a plain
             backward will do where one scheduler ``owns_all``.
@@ -722,32 +742,79 @@ def backward_and_step(
         As ``optimize``, and likewise what it raises.
     """
     only, *others = optim_schedulers
-    if samples and only.before_backward:
-        only.before_backward(losses=losses)
+    before_backward = only.before_backward
+    after_backward = only.after_backward
+    for other in others:
+        # One that was made by hand has no hooks.
+        before_backward = before_backward or other.before_backward
+        after_backward = after_backward or other.after_backward
+    if samples is None:
+        _count_batches(optim_schedulers)
+        has_samples = any(scheduler.batch_samples for scheduler in optim_schedulers)
+    else:
+        has_samples = samples > 0
+    if has_samples and before_backward:
+        before_backward(losses=losses)
     if not losses:
         # Nothing was computed for a batch without samples.
         finite = True
     elif only.owns_all and not others and retain_graph is None:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
-        finite = not acts or _backward(loss, optim_schedulers, samples)
+        finite = not acts or _backward(
+            loss, optim_schedulers, _samples_of(optim_schedulers) if samples is None else samples
+        )
     else:
         finite = _backward_by_loss(losses, optim_schedulers, samples, retain_graph)
-    if samples and only.after_backward:
-        only.after_backward(losses=losses)
+    if has_samples and after_backward:
+        after_backward(losses=losses)
     closed = stepped = False
     for scheduler in optim_schedulers:
         scheduler.batches += 1
-        scheduler.samples += samples
+        scheduler.samples += scheduler.batch_samples if samples is None else samples
         if steps and (last or scheduler.batches >= scheduler.accum_grad):
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
     if only.strategy is not None:
-        # What all ranks know.
-        finite, only.strategy.finite = only.strategy.finite, True
+        finite = True
+        for scheduler in optim_schedulers:
+            strategy = scheduler.strategy
+            if strategy is not None:
+                # What all ranks know.
+                finite = finite and strategy.finite
+                strategy.finite = True
     if stepped:
         _update_scalers(optim_schedulers)
     return finite, closed
+
+
+def _count_batches(optim_schedulers: Sequence[OptimScheduler]) -> None:
+    """Set the samples of the batch of each scheduler."""
+    counted = [scheduler for scheduler in optim_schedulers if scheduler.active_pass is not None]
+    for scheduler in counted:
+        scheduler.batch_samples = scheduler.active_pass.samples_of_batch()
+    numbers = {scheduler.batch_samples for scheduler in counted}
+    # A phase that is not trained at present has no batch, so the batch is that of the other phases.
+    for scheduler in optim_schedulers if len(numbers) == 1 else ():
+        [scheduler.batch_samples] = numbers
+
+
+def _samples_of(group: Sequence[OptimScheduler]) -> int:
+    """The samples of the batch whose loss some schedulers share.
+
+    Raises:
+        DataError: they are of phases whose batches have different numbers of samples.
+    """
+    numbers = {scheduler.batch_samples for scheduler in group if scheduler.active_pass is not None}
+    averages = any(scheduler.accum_grad > 1 or scheduler.strategy is not None for scheduler in group)
+    if averages and len(numbers) > 1:
+        counts = " and ".join(str(number) for number in sorted(numbers))
+        what = f"optimize: the loss '{group[0].loss_name}' drives OptimSchedulers of several phases"
+        raise DataError(f"{what}, whose batches have {counts} samples; say how many count: optimize(…, samples=…)")
+    samples = max(numbers or {scheduler.batch_samples for scheduler in group})
+    for scheduler in group:
+        scheduler.batch_samples = samples
+    return samples
 
 
 OPTIMIZER_HOOKS = ("before_backward", "after_backward", "before_update", "after_update")
@@ -810,11 +877,13 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
 
 
 def _backward_by_loss(
-    losses: Losses, optim_schedulers: Sequence[OptimScheduler], samples: int, retain_graph: bool | None
+    losses: Losses, optim_schedulers: Sequence[OptimScheduler], samples: int | None, retain_graph: bool | None
 ) -> bool:
     """Run one backward for each loss that an acting scheduler minimizes, into the parameters of these schedulers only."""
-    if not optim_schedulers[0].real_step:
+    first, *others = optim_schedulers
+    if first._partners != others:
         _refuse_shared_parameters(optim_schedulers)
+        first._partners = others
     # Each scaler needs its own backward: what it scales is for the schedulers that share it.
     groups: dict[tuple[str, int], list[OptimScheduler]] = {}
     for scheduler in optim_schedulers:
@@ -829,7 +898,8 @@ def _backward_by_loss(
         # Losses may share a graph, which each but the last backward has to leave in place.
         own = [parameter for scheduler in group for parameter in scheduler.parameters if parameter.requires_grad]
         inputs = list(dict.fromkeys(own))
-        finite &= _backward(losses[name], group, samples, inputs=inputs, retain_graph=bool(retain_graph or remaining))
+        count = _samples_of(group) if samples is None else samples
+        finite &= _backward(losses[name], group, count, inputs=inputs, retain_graph=bool(retain_graph or remaining))
     return finite
 
 

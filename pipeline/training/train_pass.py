@@ -291,8 +291,6 @@ class TrainPass:
         brain._keeps_outputs |= bool(self.metrics)
         numbers = self.updater.logged = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
-        for scheduler in brain._optim_schedulers:
-            scheduler.count_batch = self._count_samples
         brain.on_stage_start(Stage.TRAIN, epoch)
         brain._log_modes()
         if brain._forgets and not self.state:
@@ -389,8 +387,8 @@ class TrainPass:
         brain._check_divergence()
         self.resources.close()
         for scheduler in brain._optim_schedulers:
+            scheduler.active_pass = None
             scheduler.batch_samples = 1
-            scheduler.count_batch = None
         if brain._forgets:
             brain.zero_grad(set_to_none=True)
         loss = brain.avg_train_loss if brain._averages else brain._pass_loss.mean()
@@ -452,12 +450,23 @@ class TrainPass:
         numbers.samples, numbers.batch = None, batch
         if brain._strategy is not None and brain._strategy.average is not None:
             brain._strategy.average.samples = brain._samples_of_batch(batch)
+        weighted = False
         for scheduler in brain._optim_schedulers:
             self._updates += scheduler.real_step // scheduler.step_per_update
             self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches
             scheduler.epoch, scheduler.losses = epoch, None
-            # Counted where it is needed.
-            scheduler.batch_samples = None
+            scheduler.active_pass = self
+            weighted = weighted or scheduler.accum_grad > 1 or scheduler.strategy is not None
+        if weighted:
+            # Counted now, since the code that trains on the batch may change it.
+            self.samples_of_batch()
+
+    def samples_of_batch(self) -> int:
+        """Return how many samples the batch has that was given out; it is counted once."""
+        numbers = self.brain._pass_numbers
+        if numbers.samples is None:
+            numbers.samples = self.brain._samples_of_batch(self._batch)
+        return numbers.samples
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""
@@ -500,7 +509,7 @@ class TrainPass:
         brain = self.brain
         samples = brain._pass_numbers.samples
         if samples is None:
-            samples = self._count_samples()
+            samples = self.samples_of_batch()
         if losses:
             reported = brain._reported_loss(losses)
             # Ranks count their losses in step, so one without samples has its place. It may be nan.
@@ -520,13 +529,6 @@ class TrainPass:
             brain._train_state["update"] += updates > self._updates if self._scheduled else by_hand
         if brain._batches_taken % MOST == 0:
             brain._check_divergence()
-
-    def _count_samples(self) -> int:
-        """Return how many samples the batch has that was given out; it is counted once."""
-        numbers = self.brain._pass_numbers
-        if numbers.samples is None:
-            numbers.samples = self.brain._samples_of_batch(self._batch)
-        return numbers.samples
 
     def _averaged(self, update: Callable[[Any], Any]) -> Callable[[Any], None]:
         """An update after which the Brain itself averages the loss."""
