@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
 
@@ -318,6 +319,8 @@ class Context(dict[str, Any]):
         loop: the loop of a runner stage that trains; None elsewhere.
         requests: what ``request`` was called with and is not done yet.
         running_hook: says which hook of a plugin is running, and where it is; None: none is.
+        set_gradients_aside: makes a block in which the trained parameters have no gradients, for what its argument names.
+        also_trained: returns modules and optimizers, by name, that are trained and not in ``context["model"]``.
     """
 
     def __init__(self, *args: Any, **values: Any) -> None:
@@ -331,6 +334,8 @@ class Context(dict[str, Any]):
         self.loop: TrainingLoop | None = None
         self.requests: set[str] = set()
         self.running_hook: Callable[[], str | None] = _nothing
+        self.set_gradients_aside: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        self.also_trained: Callable[[], Mapping[str, Any]] = dict
         self._wrote: set[str] = set()
         self.update(*args, **values)
 

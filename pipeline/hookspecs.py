@@ -10,6 +10,12 @@ again, so the hooks of the pipeline and of the stages come again; those of a tra
 again for what was over, or, as ``before_epoch``, had begun, but for a validation that was interrupted. What a loop of one's
 own calls by the context calls the same hooks. In an Experiment, which is one phase named ``experiment``, the hooks of
 backward and update are those of its OptimSchedulers.
+
+A hook may call ``backward()``. Around each hook the gradients of the trained parameters are set aside: the plugins see none,
+and what they leave in ``grad`` is dropped. The hooks that are called in each step are an exception, since that would cost
+too much: ``before_batch``, ``on_observe``, ``before_backward``, ``after_backward``, ``before_update``, ``after_update`` and
+``after_batch``. What they leave is cleared when the next batch is handed out, if it begins an accumulation window.
+Within a window it becomes part of the update. With ``debug: true`` a warning names such a hook.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from pipeline import hookimpl
 from pipeline.checkpoint.comparison import differences
+from pipeline.checkpoint.gradients import named_parameters_of
 from pipeline.checkpoint.random_state import random_state
 from pipeline.context import Context
+from pipeline.run.hook_gradients import CHANGING, PER_BATCH
 from pipeline.signals import SHUTDOWN
 from pipeline.user_code.plugin_calls import CURRENT, HookCall
 from pipeline.user_code.plugins import HOOKS
@@ -237,7 +239,13 @@ def _checked(call: HookCall, context: Context) -> Callable[..., Any]:
         __tracebackhide__ = True
         batch = dict(zip(call.arguments, arguments, strict=False)).get("batch")
         before = _state(context, batch)
+        gradients = _gradients(context) if call.hook in PER_BATCH else {}
         value = method(*arguments, **defaults)
+        left = _gradient_left(context, gradients, may_change=call.hook in CHANGING)
+        if left and "a gradient" not in reported:
+            reported.add("a gradient")
+            what = f"{call.where} left a gradient in '{left}', which may become part of an update"
+            logger.warning(f"{what}; compute it with torch.autograd.grad, or clear it in the hook")
         for what, state in _state(context, batch).items():
             if what not in reported and (difference := next(differences(before[what], state), None)):
                 reported.add(what)
@@ -257,6 +265,38 @@ def _state(context: Context, batch: Any) -> dict[str, Any]:
         "the device of the batch": _devices(batch),
         "a random state": random_state(),
     }
+
+
+# Of each parameter the gradient, and how often that was changed in place; None: there is no gradient.
+_Gradients = dict[Tensor, tuple[Tensor, int] | None]
+
+
+def _gradients(context: Context) -> _Gradients:
+    """The gradients of everything that is trained, as they are now."""
+    return {parameter: _gradient_of(parameter) for parameter in named_parameters_of(context)}
+
+
+def _gradient_of(parameter: Tensor) -> tuple[Tensor, int] | None:
+    gradient = parameter.grad
+    return None if gradient is None else (gradient, gradient._version)
+
+
+def _gradient_left(context: Context, before: _Gradients, *, may_change: bool) -> str | None:
+    """The name of a parameter that has a gradient which it had not before; None: there is none.
+
+    Args:
+        context: the context.
+        before: the gradients before.
+        may_change: whether a gradient that was there before may have changed.
+    """
+    names = named_parameters_of(context) if before else {}
+    for parameter, had in before.items():
+        has = _gradient_of(parameter)
+        if has is None:
+            continue
+        if had is None or (not may_change and (has[0] is not had[0] or has[1] != had[1])):
+            return names.get(parameter)
+    return None
 
 
 def _devices(value: Any) -> Any:

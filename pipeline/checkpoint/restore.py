@@ -119,11 +119,13 @@ def loading(place: str) -> Iterator[None]:
 
 
 def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor], where: str) -> None:
-    """Restore gradients by the names of their parameters.
+    """Restore gradients by the names of their parameters; no other parameter has one afterwards.
 
     Raises:
         CheckpointError: the module has no such parameter, or it has another shape.
     """
+    for parameter in module.parameters():
+        parameter.grad = None
     for name, gradient in gradients.items():
         with fitting(where, name, _REMEDY):
             owner = module.get_parameter(name)

@@ -268,7 +268,7 @@ class SchedulerState(StateModel):
 
 
 class WindowState(StateModel):
-    """The accumulation window of an OptimScheduler, and two numbers of its last update, which earlier versions lack."""
+    """The accumulation window of an OptimScheduler, and of its last update what earlier versions lack."""
 
     real_step: int
     batches: int
@@ -276,6 +276,7 @@ class WindowState(StateModel):
     discards: bool
     rate: float | None = None
     gradient_norm: float | None = None
+    owns_gradients: bool = False
 
 
 class RandomState(StateModel):

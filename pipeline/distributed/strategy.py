@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from loguru import logger
@@ -261,7 +261,10 @@ class GradientAverage:
 
     Attributes:
         hooks: those of the parameters; once they are removed, nothing is averaged.
+        is_paused: whether nothing is averaged at present, since gradients are computed that are not of the training.
     """
+
+    is_paused: ClassVar[bool] = False
 
     def __init__(self, modules: Collection[nn.Module], schedulers: Sequence[Any]) -> None:
         self._owners = {parameter: scheduler for scheduler in schedulers for parameter in scheduler.parameters}
@@ -280,7 +283,7 @@ class GradientAverage:
 
     def _queue(self, parameter: Tensor) -> None:
         """Average once the backward that is running is over; the first gradient in it asks for this."""
-        if not self._queued and not self._in_window(parameter):
+        if not (self._queued or self.is_paused or self._in_window(parameter)):
             self._queued = True
             Variable._execution_engine.queue_callback(self._average)
 

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from pipeline import hookspecs, workspaces
 from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store, weights
+from pipeline.checkpoint.gradients import TrainingGradients
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import short, storing
@@ -35,6 +36,7 @@ from pipeline.distributed.world import SINGLE, Failure, World, joined
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
+from pipeline.run.hook_gradients import set_aside_in_hooks
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance, digests, imported_packages
 from pipeline.run.resume import (
@@ -446,6 +448,8 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
+        self.context.set_gradients_aside = TrainingGradients(self.context).set_aside
+        self.resources.callback(set_aside_in_hooks(self.manager, self.context))
         for name, report in offered("plugin_reports").items() if self.plugins and self.run.world.is_main else ():
             self.manager.register(report(self.manager), name)
         self.context.running_hook = running_hook

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint import layout, parts, reader, restore
+from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
     generators_in,
     random_state,
@@ -62,7 +63,7 @@ from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, V
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import BestTracker, in_evaluation_mode
 from pipeline.training.meters import MOST
-from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
+from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks, clear_leftovers
 from pipeline.training.phase import begin_on_ranks, limited
 from pipeline.training.triggers import Schedule
 from pipeline.training.unregistered import require_registered
@@ -251,6 +252,7 @@ class ExperimentBase(RunnerBase):
         )
         self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
         self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
+        self.context.set_gradients_aside = TrainingGradients(self.context).set_aside
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
         self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
@@ -418,7 +420,9 @@ class ExperimentBase(RunnerBase):
         require_registered([model], f"{type(self).__name__}.setup_model: ")
         self.context["model"] = {**(self.context.peek("model") or {}), PHASE: Phase(PHASE, {"model": model})}
         trained = {**self._optimizer(), **self._parts()}
+        self.context.also_trained = lambda: {**self._optimizer(), **self._parts()}
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
+        self._schedulers = list(own.values())
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
         self.checkpointer._begin(self.context["model"])
@@ -558,6 +562,10 @@ class ExperimentBase(RunnerBase):
         self._batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
         if self._before_batch:
             self._before_batch(context=self.context, phase=PHASE, batch=self._batch)
+        for scheduler in self._schedulers:
+            if scheduler.owns_gradients and not scheduler.batches:
+                clear_leftovers(scheduler, self._schedulers)
+                scheduler.owns_gradients = False
         return self._batch
 
     def new_epoch(self) -> None:
@@ -632,7 +640,8 @@ class ExperimentBase(RunnerBase):
             "state": self.training_state(),
             "best": self._best.state_dict(self.iteration) if self._best else None,
         }
-        gradients = {name: gradients_of(module) for name, module in self._modules().items()}
+        with gradients_of_training():
+            gradients = {name: gradients_of(module) for name, module in self._modules().items()}
         iterations = {PHASE: self._numbers.iterations}
         timed = self._schedule.time_limit.state() if self._schedule.time_limit else {}
         self._checkpoints.save(counters, metrics, iterations, experiment=experiment, gradients=gradients, **timed)
@@ -786,6 +795,9 @@ class ExperimentBase(RunnerBase):
         self.train_state["iteration"] = self.iteration
         self.train_state["update"] += 1
         if self._on_batch_end:
+            for scheduler in self._schedulers:
+                if not scheduler.owns_gradients:
+                    scheduler.owns_gradients = all(own.grad is None for own in scheduler.parameters)
             self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
         over = self._batches.count and self._batches.over()
         if over:
@@ -842,7 +854,8 @@ class ExperimentBase(RunnerBase):
         if self._validated == self.iteration or not (due or at_end):
             return
         random = random_state(self._generators())
-        with self._numbers.validating(), in_evaluation_mode(self.model), self._world.alone():
+        aside = self.context.set_gradients_aside("valid")
+        with self._numbers.validating(), in_evaluation_mode(self.model), aside, self._world.alone():
             if self._world.is_main:
                 self.valid()
         self._validated = self.iteration

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from pipeline.checkpoint import layout
+from pipeline.checkpoint.gradients import gradients_of_training
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.schema import WARN
@@ -55,14 +56,15 @@ class Checkpoints:
                 broadcast_tensors(strategy.brain.modules.buffers(), strategy.world)
                 require_equal_weights({name: strategy.brain.modules}, strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
-        training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
+        with gradients_of_training():
+            training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])
             self.checkpointer._protect(self.checkpointer._path_of(entry.iteration) for entry in best)
         self._pending = True
         try:
-            with self._errors():
+            with self._errors(), gradients_of_training():
                 self.checkpointer.save(models, counters, metrics, training, iterations)
         finally:
             self.context["hooks"].after_checkpoint_captured(context=self.context)

@@ -13,6 +13,7 @@ from loguru import logger
 from torch import nn
 
 from pipeline.checkpoint import modes
+from pipeline.checkpoint.gradients import GradientsSetAside
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
@@ -41,11 +42,11 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(brain: Brain) -> Iterator[None]:
-    """The same for a Brain; its logged numbers and step count are separate from those of the pass around it."""
+    """The same for a Brain; its logged numbers, step count and gradients are separate from those of the pass around it."""
     numbers, brain._pass_numbers = brain._pass_numbers, Meters()
     step, brain.step = brain.step, 0
     try:
-        with in_evaluation_mode(brain.modules):
+        with in_evaluation_mode(brain.modules), GradientsSetAside(brain.modules.parameters()):
             yield
     finally:
         brain._pass_numbers, brain.step = numbers, step
@@ -213,7 +214,8 @@ def report_evaluation(
     """
     hooks = context["hooks"]
     hooks.before_validation(context=context, phase=phase.name)
-    returned = verb(context, phase)
+    with context.set_gradients_aside("validate"):
+        returned = verb(context, phase)
     if not isinstance(returned, Mapping):
         what = f"{getattr(verb, '__qualname__', verb)} returned a {type(returned).__name__}"
         raise DataError(f"{what}; return a dict of numbers by name")
@@ -237,7 +239,9 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> Non
     values = {"context": context, "phase": phase, "metrics": metrics}
     owners: dict[str, str] = {}
     # Nothing is added before all were asked, so their order does not matter.
-    for plugin, added in list(each_answer(context["hooks"].extend_metrics, values)):
+    with context.set_gradients_aside("extend_metrics"):
+        answers = list(each_answer(context["hooks"].extend_metrics, values))
+    for plugin, added in answers:
         where = f"plugin '{plugin}', hook extend_metrics"
         if not isinstance(added, Mapping | None):
             raise DataError(f"{where} returned a {type(added).__name__}; return a dict of numbers by name")

@@ -235,6 +235,8 @@ class OptimScheduler(ABC):
         sparse: whether gradients of its parameters may be sparse.
         under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
         stepped: whether the scaler has made a step that it has not yet adapted to.
+        owns_gradients: whether ``optimize`` has computed its gradients since the last batch was handed out, so that what is
+            there without an open window is left over from other code. If not, code that steps by itself may gather them.
         weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
         guarded: whether to look for losses that are not finite.
         check_gradients: whether to look for gradients that are not finite where nothing else does.
@@ -285,7 +287,7 @@ class OptimScheduler(ABC):
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = self.measures_norm = False
         # Whether the gradients of the open window are those of its mean loss already.
         self.averaged = False
-        self.guarded = self.under_autocast = True
+        self.guarded = self.under_autocast = self.owns_gradients = True
         self.real_step = self.batches = self.epoch = 0
         # A number of samples; a tensor while a window closes that several GPUs share.
         self.samples: Any = 0
@@ -471,6 +473,8 @@ class OptimScheduler(ABC):
     def leave_window(self, *, stepped: bool) -> None:
         """End a window in which this did not act: others have stepped the optimizer, or its gradients wait for the next."""
         self.batches, self.averaged = 0, False
+        # Others keep them, or they wait.
+        self.owns_gradients = not (stepped or self.samples)
         if stepped:
             self.real_step, self.samples, self.discards = self.real_step + 1, 0, False
             self.guard.close()
@@ -549,6 +553,7 @@ class OptimScheduler(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler, the position in the schedule, and the gradients of an open window."""
         counts = {"real_step": self.real_step, "batches": self.batches, "samples": self.samples}
+        counts["owns_gradients"] = self.owns_gradients
         numbers = {"rate": self.rate, "gradient_norm": self.gradient_norm}
         names = self.guard.names.items() if self.batches else ()
         read = {name: None if number is None else float(number) for name, number in numbers.items()}
@@ -770,6 +775,7 @@ def backward_and_step(
         after_backward(losses=losses)
     closed = stepped = False
     for scheduler in optim_schedulers:
+        scheduler.owns_gradients = True
         scheduler.batches += 1
         scheduler.samples += scheduler.batch_samples if samples is None else samples
         if steps and (last or scheduler.batches >= scheduler.accum_grad):
@@ -834,6 +840,22 @@ def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> boo
     acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
     _update_scalers(optim_schedulers)
     return any(acted)
+
+
+def clear_leftovers(scheduler: OptimScheduler, others: Iterable[OptimScheduler]) -> None:
+    """Clear the gradients of a scheduler without an open window, as other code has left them.
+
+    Args:
+        scheduler: its window is about to begin.
+        others: all schedulers; what they gather in a parameter that they share with this one stays.
+    """
+    gathered: set[Tensor] = set()
+    for other in others:
+        if other is not scheduler and (other.batches or other.samples or not other.owns_gradients):
+            gathered.update(other.parameters)
+    for parameter in scheduler.parameters:
+        if parameter not in gathered:
+            parameter.grad = None
 
 
 def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arguments: Any) -> bool:

@@ -40,7 +40,13 @@ from pipeline.training.evaluation import target_of
 from pipeline.training.meters import MOST
 from pipeline.training.metrics.base import judge, needs_target
 from pipeline.training.metrics.ranks import computed
-from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
+from pipeline.training.optim_scheduler import (
+    Losses,
+    OptimScheduler,
+    autocast,
+    clear_leftovers,
+    losses_by_name,
+)
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
 
@@ -202,12 +208,20 @@ class TrainPass:
             update = self._averaged(update)
         counters, work, before, after = loop.counters, loop.work, loop.before_batch, self.after_batch
         for batches in self._rounds():
+            schedulers = brain._optim_schedulers
             for batch in batches:
                 brain.step += 1
                 brain._batches_taken += 1
                 self._batch, self.in_batch = batch, True
                 if before and not self.stand_in:
                     before(context=context, phase=self.phase, batch=batch)
+                for scheduler in schedulers:
+                    if scheduler.owns_gradients and not scheduler.batches:
+                        for parameter in scheduler.parameters:
+                            if parameter.grad is not None:
+                                self._clear_leftovers(scheduler)
+                                break
+                        scheduler.owns_gradients = False
                 update(batch)
                 if not work or work[-1] is not self:
                     loop.unwind(self)
@@ -233,12 +247,20 @@ class TrainPass:
         counters, work, before = loop.counters, loop.work, loop.before_batch
         try:
             for batches in self._rounds():
+                schedulers = brain._optim_schedulers
                 for batch in batches:
                     brain.step += 1
                     brain._batches_taken += 1
                     self._expect(batch)
                     if before and not self.stand_in:
                         before(context=context, phase=self.phase, batch=batch)
+                    for scheduler in schedulers:
+                        if scheduler.owns_gradients and not scheduler.batches:
+                            for parameter in scheduler.parameters:
+                                if parameter.grad is not None:
+                                    self._clear_leftovers(scheduler)
+                                    break
+                            scheduler.owns_gradients = False
                     yield batch
                     # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
                     if not work or work[-1] is not self:
@@ -481,8 +503,23 @@ class TrainPass:
         loop.counters["iteration"] += 1
         self.updater.state.iteration = self._iteration
         if (after := self.after_batch) and not self.stand_in:
+            self._find_cleared()
             (predictions, losses), brain._outputs = brain._outputs, (None, {})
             after(context=loop.context, phase=self.phase, batch=self._batch, predictions=predictions, losses=losses)
+
+    def _find_cleared(self) -> None:
+        """Note where code that steps by itself gathers no gradients: what a plugin then leaves can be told from them."""
+        for scheduler in self.brain._optim_schedulers:
+            if not scheduler.owns_gradients:
+                scheduler.owns_gradients = all(parameter.grad is None for parameter in scheduler.parameters)
+
+    def _clear_leftovers(self, scheduler: OptimScheduler) -> None:
+        """Clear gradients that other code has left, when the first batch of a window is handed out.
+
+        The code that trains on the batch may call ``backward`` by itself after that.
+        """
+        entries: Iterable[Mapping[str, Any]] = self.loop.context["model"].values()
+        clear_leftovers(scheduler, [own for entry in entries for own in (entry.get("optim_schedulers") or {}).values()])
 
     def _judge(self, *, batch: Any, predictions: Any, **values: Any) -> None:
         """Have the metrics judge a batch, and call the plugins."""
@@ -569,6 +606,8 @@ class TrainPass:
                 self._count_losses(losses)
             else:
                 brain._outputs = brain._outputs[0], losses if brain._pass_numbers.samples else {}
+            if self.after_batch:
+                self._find_cleared()
             return losses.get("loss")
 
         return train_on
