@@ -225,6 +225,8 @@ def before_validation(context: Context, phase: str) -> None:
 def after_validation(context: Context, phase: str, metrics: dict[str, float]) -> None:
     """A validation pass is over; ``metrics`` are its numbers.
 
+    After this hook the random generators are put back to where they were before the validation.
+
     In ``context["metrics"]`` they are already, in a training as ``valid_…``, but for those of one of several datasets,
     which are ``<dataset>/…`` here and there.
     """

@@ -14,13 +14,14 @@ from torch.nn.parameter import is_lazy
 
 from pipeline import hookimpl, hookspecs
 from pipeline.checkpoint.parts import InitialModels
+from pipeline.checkpoint.random_state import restore_states, states_of
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.storage import finite, write_json
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.context import Context, Phase
-from pipeline.data.loader import generators_of
+from pipeline.data.generators import generators_of_phases
 from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.phase import pass_loader, phase_errors, phase_of
@@ -301,7 +302,8 @@ class Snapshot:
         counters, weights, training = copy.deepcopy((dict(context["train_state"]), weights, training))
         self.saved = LoadedCheckpoint(Path("before lr_finder"), counters, {}, weights, training)
         loaders = context["dataset"].values()
-        self.generators = [(own, own.get_state()) for loader in loaders for own in generators_of(loader)]
+        self.generators = generators_of_phases(models, context["dataset"])
+        self.generator_states = states_of(self.generators)
         self.brains = {id(entry["brain"]): entry["brain"] for entry in models.values()}.values()
         modules = {
             part
@@ -329,6 +331,5 @@ class Snapshot:
             buffer.data.copy_(value)
         for brain in self.brains:
             brain.modules.zero_grad()
-        for generator, state in self.generators:
-            generator.set_state(state)
+        restore_states(self.generators, self.generator_states)
         restore_training(self.saved, self.context, {}, self.initial)

@@ -12,7 +12,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from pipeline import hookimpl, hookspecs
-from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
 from pipeline.context import Context, Phase
 from pipeline.errors import ConfigError, DivergedError
 from pipeline.training.brain import Brain, Stage
@@ -107,7 +107,7 @@ class NanGuard:
         finding = _parameter(brain)
         if not finding:
             try:
-                with _as_before(random):
+                with _as_before(random, brain):
                     finding = _Repeat(brain).compute(batch, backward=backward)
             except Exception as error:  # whatever the user's code raises where it is not called as in the run
                 finding = f"the batch could not be computed again: {type(error).__name__}: {error}"
@@ -215,13 +215,14 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _as_before(random: dict[str, Any]) -> Iterator[None]:
+def _as_before(random: dict[str, Any], brain: Brain) -> Iterator[None]:
     """In the block the random generators are as they were before the batch, and ``observe`` calls no plugin."""
-    now, observer = random_state(), hookspecs.observer
+    own = generators_in(brain)
+    now, observer = random_state(own), hookspecs.observer
     hookspecs.observer = None
     restore_random_state(random)
     try:
         yield
     finally:
-        restore_random_state(now)
+        restore_random_state(now, own)
         hookspecs.observer = observer

@@ -16,7 +16,8 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import for_evaluation, generators_of, without_state
+from pipeline.data.generators import generators_of_phases
+from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.world import SINGLE
 from pipeline.errors import ConfigError, DataError
@@ -81,7 +82,8 @@ class SanityValidation:
         self.over = True
         for phase in phases:
             for dataset in phase.valid_datasets:
-                with phase_errors(phase.name), _unnoticed(loader := _loader(dataset, phase, context)):
+                with phase_errors(phase.name), _unnoticed(context):
+                    loader = _loader(dataset, phase, context)
                     brain = copy_of(phase_of(phase.name, context)["brain"], context, *context["dataset"].values())
                     self._compute(brain, loader, phase, context)
             if phase.valid_datasets:
@@ -114,14 +116,13 @@ def _loader(dataset: str, phase: PhaseSchema, context: Context) -> Any:
 
 
 @contextmanager
-def _unnoticed(loader: Any) -> Iterator[None]:
-    """In the block ``observe`` calls no plugin; in the end the random generators are as they were, the loader's too."""
-    before, own = random_state(), [(generator, generator.get_state()) for generator in generators_of(loader)]
+def _unnoticed(context: Context) -> Iterator[None]:
+    """In the block ``observe`` calls no plugin; in the end the random generators are as they were, the run's own too."""
+    own = generators_of_phases(context["model"], context["dataset"])
+    before = random_state(own)
     observer, hookspecs.observer = hookspecs.observer, None
     try:
         yield
     finally:
         hookspecs.observer = observer
-        restore_random_state(before)
-        for generator, state in own:
-            generator.set_state(state)
+        restore_random_state(before, own)

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pipeline import workspaces
+
+# How many attributes and items lead from an object to a generator that is found in it.
+DEPTH = 8
+
+# A list or dict with more items is data. It is not searched.
+MOST_ITEMS = 100
+
+# Values that contain no generator.
+_LEAVES = (type(None), str, bytes, int, float, Tensor, type, FunctionType)
+
+# Packages whose objects are not searched, apart from datasets and modules; the standard library is among them.
+_OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "loguru", "numpy", "pandas", "pyarrow"}
 
 
 def cpu_random_state() -> dict[str, Any]:
@@ -41,16 +60,117 @@ def restore_random_state(state: Mapping[str, Any], own: Mapping[str, Any] | None
     restore_states(own or {}, state.get("own", {}))
 
 
-def generators_in(owner: object, **loaders: Iterable[Any]) -> dict[str, Any]:
-    """The random generators in the attributes of an object, of Python's class, torch's or numpy's two, and those of loaders."""
-    kinds: tuple[type, ...] = random.Random, torch.Generator
-    if numpy := sys.modules.get("numpy.random"):
-        kinds = *kinds, numpy.Generator, numpy.RandomState
-    own = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
-    for loader, generators in loaders.items():
-        own |= {f"{loader}.generator {number}": generator for number, generator in enumerate(generators)}
-    # Which has no state.
-    return {name: value for name, value in own.items() if not isinstance(value, random.SystemRandom)}
+def generators_in(owner: object) -> dict[str, Any]:
+    """Find the random generators that an object holds: of ``random``, torch or numpy.
+
+    Its attributes are searched, and from there lists, dicts, modules, partial functions, bound methods, torch's
+    datasets such as ``Subset``, and objects of the user's classes. A generator is found if at most ``DEPTH`` attributes
+    and items lead to it, each in a container of at most ``MOST_ITEMS`` items. Submodules do not count.
+
+    Args:
+        owner: a Brain, an updater, a dataset, a collate function or a sampler.
+
+    Returns:
+        The path of each generator, such as ``transform.generator``, and the generator.
+    """
+    found: dict[str, Any] = {}
+    visited = {id(owner)}
+    if isinstance(owner, nn.Module):
+        _search_module(owner, "", 0, visited, found)
+    else:
+        contents = _items(owner)
+        _search(_attributes(owner) if contents is None else contents, "", 0, visited, found)
+    return found
+
+
+def _search(
+    contents: Iterable[tuple[Any, Any]], place: str, depth: int, visited: set[int], found: dict[str, Any]
+) -> None:
+    """Add the generators among attributes or items to ``found``, and those that these lead to."""
+    for name, value in contents:
+        if isinstance(value, _LEAVES) or id(value) in visited:
+            continue
+        visited.add(id(value))
+        path = f"{place}.{name}" if place else str(name)
+        if isinstance(value, _kinds()):
+            # SystemRandom has no state.
+            if not isinstance(value, random.SystemRandom):
+                found[path] = value
+        elif isinstance(value, nn.Module):
+            _search_module(value, path, depth, visited, found)
+        elif depth + 1 < DEPTH:
+            items = _items(value)
+            if items is None and _is_searched(type(value)):
+                items = _attributes(value)
+            _search(items or (), path, depth + 1, visited, found)
+
+
+def _search_module(module: nn.Module, place: str, depth: int, visited: set[int], found: dict[str, Any]) -> None:
+    """The same for the attributes of a module and of its submodules."""
+    for name, part in module.named_modules(prefix=place):
+        visited.add(id(part))
+        attributes = [(key, value) for key, value in vars(part).items() if key not in _OF_MODULES]
+        _search(attributes, name, depth + 1, visited, found)
+
+
+def _kinds() -> tuple[type, ...]:
+    """The classes of random generators."""
+    numpy = sys.modules.get("numpy.random")
+    of_numpy = (numpy.Generator, numpy.RandomState) if numpy else ()
+    return (random.Random, torch.Generator, *of_numpy)
+
+
+def _items(owner: Any) -> Sequence[tuple[Any, Any]] | None:
+    """What a container or a function holds; None for any other object."""
+    if isinstance(owner, list | tuple):
+        return list(enumerate(owner)) if len(owner) <= MOST_ITEMS else ()
+    if type(owner) in {dict, OrderedDict, defaultdict}:
+        return list(owner.items()) if len(owner) <= MOST_ITEMS else ()
+    if isinstance(owner, partial):
+        return [("func", owner.func), ("args", owner.args), ("keywords", owner.keywords)]
+    if isinstance(owner, MethodType):
+        return [("self", owner.__self__)]
+    return None
+
+
+# Attributes of a module that hold tensors, submodules and hooks.
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def _is_searched(kind: type) -> bool:
+    """Whether the attributes of an object of this class are searched."""
+    if issubclass(kind, DataLoader):
+        # Whoever iterates over it restores its generators.
+        return False
+    module = kind.__module__
+    of_user = module.partition(".")[0] not in _OTHERS or module.startswith(f"{workspaces.__name__}.")
+    of_data = issubclass(kind, Dataset | Sampler) or module.startswith("pipeline.data.")
+    return of_user or of_data or kind is SimpleNamespace
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    """The attributes of an object, without those that a property computes."""
+    slots = [name for cls in type(owner).__mro__ for name in vars(cls).get("__slots__", ())]
+    of_slots = {name: getattr(owner, name) for name in slots if isinstance(name, str) and hasattr(owner, name)}
+    return list({**of_slots, **getattr(owner, "__dict__", {})}.items())
+
+
+def seed_generator(generator: Any, seed: int) -> None:
+    """Seed a single generator.
+
+    Args:
+        generator: of ``random``, torch or numpy.
+        seed: at least 0, and less than 2**63.
+    """
+    if isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    else:
+        kind = generator.get_state(legacy=False)["bit_generator"]
+        generator.set_state(getattr(sys.modules["numpy.random"], kind)(seed).state)
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +188,11 @@ def restore_states(generators: Mapping[str, Any], states: Mapping[str, Any]) -> 
             generator.bit_generator.state = state
         else:
             generator.set_state(state)
+
+
+def lacking(generators: Mapping[str, Any], states: Mapping[str, Any]) -> list[str]:
+    """The names of the states that belong to none of the generators."""
+    return sorted(name for name in states.keys() - generators.keys() if states[name] is not None)
 
 
 def _state_of(generator: Any) -> Any:

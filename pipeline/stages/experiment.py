@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from pipeline.checkpoint import layout, parts, reader, restore
 from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
-    generators_in,
+    lacking,
     random_state,
     restore_random_state,
     restore_states,
@@ -38,10 +38,10 @@ from pipeline.config import yaml_tree
 from pipeline.config.schema import has_effect, ignored_by_experiment, parse_intervals, time_is_over
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples, to_device
+from pipeline.data.generators import own_generators
 from pipeline.data.loader import (
     FastForward,
     SeededLoader,
-    generators_of,
     has_exact_length,
     length,
     position_of,
@@ -265,6 +265,7 @@ class ExperimentBase(RunnerBase):
         self._begun: Mapping[str, Any] = {}
         # Also where the user's code calls it.
         vars(self)["new_epoch"] = partial(self._call_new_epoch, self.new_epoch)
+        vars(self)["valid"] = partial(self._call_valid, self.valid)
         self._world = SINGLE
         # How many batches the loader announced, if the length of the training depends on that.
         self._announced: int | None = None
@@ -455,9 +456,8 @@ class ExperimentBase(RunnerBase):
         return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
 
     def _generators(self) -> dict[str, Any]:
-        """The random generators of its own: those in its attributes, and those of its loaders."""
-        loaders = {name: generators_of(getattr(self, name)) for name in ("train_loader", "valid_loader")}
-        return generators_in(self, **loaders)
+        """The random generators of its own: those in its attributes, and those of its data."""
+        return own_generators({"": self}, {name: getattr(self, name) for name in ("train_loader", "valid_loader")})
 
     def _modules(self) -> dict[str, nn.Module]:
         """The model, and those of the parts that are modules."""
@@ -470,7 +470,10 @@ class ExperimentBase(RunnerBase):
 
     @abstractmethod
     def valid(self) -> None:
-        """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode; on rank 0."""
+        """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode; on rank 0.
+
+        After it the random generators are as they were before: a validation does not change the training.
+        """
 
     def run(self, context: Context | None = None) -> None:
         """Train, after ``setup()``; as a stage, with the context of the run.
@@ -721,6 +724,9 @@ class ExperimentBase(RunnerBase):
         restore.restore_generators(state, where)
         with restore.loading(f"{where}: experiment.generators"):
             restore_states(self._generators(), own.generators)
+        for name in lacking(self._generators(), own.generators):
+            what = f"{where}: has the state of the random generator {name}"
+            logger.warning(f"{what}, and the experiment has none such")
 
     def _begin_again(self, place: Mapping[str, Any]) -> None:
         """Have one's own ``new_epoch`` begin the epoch that was left once more; before anything that it changes is restored."""
@@ -853,7 +859,6 @@ class ExperimentBase(RunnerBase):
         at_end = at_end and bool(self._schedule.validating.intervals)
         if self._validated == self.iteration or not (due or at_end):
             return
-        random = random_state(self._generators())
         aside = self.context.set_gradients_aside("valid")
         with self._numbers.validating(), in_evaluation_mode(self.model), aside, self._world.alone():
             if self._world.is_main:
@@ -861,8 +866,13 @@ class ExperimentBase(RunnerBase):
         self._validated = self.iteration
         if not self._place_saved:
             self._judge()
-        if not due:
-            # A training that goes on with a higher limit draws what it would have drawn.
+
+    def _call_valid(self, valid: Callable[[], None]) -> None:
+        """Validate, and leave the training as it was: put the random generators back."""
+        random = random_state(self._generators())
+        try:
+            valid()
+        finally:
             restore_random_state(random, self._generators())
 
     def _judge(self) -> None:

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pipeline.checkpoint.checkpointer import Checkpoint, Checkpointer
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.weights import abbreviate
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
@@ -39,6 +40,7 @@ from pipeline.data.batch import (
     shape_of,
     split,
 )
+from pipeline.data.generators import own_generators
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
@@ -230,6 +232,9 @@ class Brain:
         epoch: weights, optimizers, counters, random generators, and what ``add_recoverable`` has named. After it
         everything is as if that fit and this one had been one. It ends with a log line where nothing is left to train.
 
+        As in SpeechBrain, a validation uses random numbers of the training: with dropout, a fit with ``valid_set`` ends
+        with other weights than one without it. In a run of a config validations leave the generators as they were.
+
         Args:
             epoch_counter: gives the number of each epoch: a range, a list, or an object that counts by itself. Those
                 that are done are skipped: of each number as many epochs as have been trained to their end.
@@ -293,9 +298,14 @@ class Brain:
         with exclusive(name, trains=False, may_nest=True), joined():
             loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
             self._place_modules()
+            own = own_generators({"": self}, {"test": loader}) if self._in_run else {}
+            random = random_state(own) if self._in_run else None
             with self._checkpoints_in(self._debug_folder):
                 self.on_evaluate_start(max_key, min_key)
             loss: float = class_path.load(class_path.parse(TEST))(self, loader, progressbar)
+            if random:
+                # Within a run it leaves the training as it was.
+                restore_random_state(random, own)
         return loss
 
     def make_dataloader(

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.checkpoint import reader, storage, store
-from pipeline.checkpoint.random_state import generators_in, restore_states, states_of
+from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import EntryState, FitState, ModesState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import generators_of, length, set_epoch, without_state
+from pipeline.data.generators import own_generators
+from pipeline.data.loader import length, set_epoch, without_state
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run.log import on_terminal
@@ -152,7 +153,10 @@ class Fit(PassLoop):
                 checkpointer._refuse_lacking(checkpoint)
                 restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer._initial)
                 if fit:
-                    restore_states(self._generators(), fit.generators)
+                    restore_states(self.generators(), fit.generators)
+                    for name in lacking(self.generators(), fit.generators):
+                        what = f"{checkpoint.path}: has the state of the random generator {name}"
+                        logger.warning(f"{what}, and the Brain and its data have none such")
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
                     self.saved_modes = checkpoint.state.modes if checkpoint.state else None
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
@@ -165,8 +169,9 @@ class Fit(PassLoop):
                 message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
                 logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
 
-    def _generators(self) -> dict[str, Any]:
-        return generators_in(self.brain, train=generators_of(self.train), valid=generators_of(self.valid))
+    def generators(self) -> dict[str, Any]:
+        """The random generators of the Brain and its data, by name."""
+        return own_generators({"": self.brain}, {"train": self.train, "valid": self.valid})
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
@@ -290,7 +295,7 @@ class Fit(PassLoop):
     def save(self, running: EntryState | None = None) -> None:
         """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""
         if self.checkpoints and (saver := self.brain.checkpointer):
-            own, metrics = states_of(self._generators()), {NAME: self.metrics}
+            own, metrics = states_of(self.generators()), {NAME: self.metrics}
             fit = FitState(epochs=self.epochs, metrics=self.metrics, generators=own, running=running)
             saver._end_of_epoch = running is None
             # The numbers are those of the last end of an epoch.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
-from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import EntryState, LoopState
 from pipeline.errors import CheckpointError
@@ -57,28 +56,29 @@ class Journal:
         # Open passes of the body in which the checkpoint was saved, less those with which a body goes on.
         self._passes_of_body: list[Entry] = []
         self._saved_in_epoch = False
-        self._random: Mapping[str, Any] = {}
+        self._restore_generators: Callable[[], None] = _do_nothing
 
     def load(
-        self, state: LoopState, random: Mapping[str, Any], make_pass: Callable[[str], TrainPass]
+        self, state: LoopState, restore_generators: Callable[[], None], make_pass: Callable[[str], TrainPass]
     ) -> list[TrainPass]:
         """Take the calls of the checkpoint.
 
         Args:
             state: has them.
-            random: the random generators of that moment.
+            restore_generators: puts the random generators back to that moment.
             make_pass: makes a pass of a phase.
 
         Returns:
             The open passes, but the leader: that one is opened when it is asked for.
         """
-        self._random, self._saved_in_epoch = random, state.inner is not None
+        self._restore_generators = restore_generators
+        self._saved_in_epoch = state.inner is not None
         for states, rest in ((state.outer, self._rest_of_outer), (state.inner or [], self._rest_of_inner)):
             rest.extend(make_pass(own.phase).load(own) if own.kind == "pass" else own for own in states)
         entries = [*self._rest_of_outer, *self._rest_of_inner]
         leader = None if state.leader is None else entries[state.leader]
         self.leader = leader if isinstance(leader, TrainPass) else None
-        restore_random_state(random)
+        restore_generators()
         return [entry for entry in entries if isinstance(entry, TrainPass) and entry.state and entry is not leader]
 
     def capture(self, leader: TrainPass | None, **more: Any) -> LoopState:
@@ -150,7 +150,7 @@ class Journal:
             scope.extend(rest)
             rest.clear()
         self.on_arrival()
-        restore_random_state(self._random)
+        self._restore_generators()
 
     def arrive_after_last_call(self) -> None:
         """Arrive, where the code has made all calls of the checkpoint, and no pass led then."""
@@ -182,6 +182,10 @@ class Journal:
         what = f"{path}: {event}, where the run that saved it had {before} next"
         remedy = "set its code and phases back, or begin anew"
         return f"{what}; a resumed stage has to make the same calls in the same order: {remedy}"
+
+
+def _do_nothing() -> None:
+    """Without a checkpoint there is nothing to restore."""
 
 
 def _describe(kind: str, phase: str) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, cast
 
 from loguru import logger
 
-from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.checkpoint.state import EntryState, ValidationState
+from pipeline.checkpoint.state import MID_EPOCH, EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
@@ -82,6 +83,7 @@ class TrainLoop(PassLoop):
         self._interrupted_epochs: EntryState | None = None
         self._save_postponed = self._exit_announced = False
         self._due_since = 0
+        self._stage = stage
         self._verb_validate: Verb = stage.validate if stage._has_verbs else self.evaluate
         self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage._has_verbs else None
 
@@ -669,7 +671,7 @@ class TrainLoop(PassLoop):
         """Validate a phase, once in an iteration; ``last``: once since its last update; ``asked``: in any case."""
         if not asked and not self.validation.is_needed(self.schemas[name], last=last):
             return {}
-        random = random_state()
+        random = random_state(self._generators_in_validation())
         # In the body of a batch there is no place to go on from.
         waits = SHUTDOWN.postponed() if asked and self.work else nullcontext()
         try:
@@ -678,16 +680,20 @@ class TrainLoop(PassLoop):
                 numbers = self.validation.run(self.phases[name], self._verb_validate, last=last, keeps_best=keeps_best)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
-            restore_random_state(random)
+            restore_random_state(random, self._generators_in_validation())
             if self.resumable and not self.place_saved:
                 self._save()
             self.checkpoints.finish()
             raise
-        if last:
-            # At no interval: a run that goes on with higher limits draws what it would have drawn.
-            restore_random_state(random)
+        # A validation leaves the training as it was.
+        restore_random_state(random, self._generators_in_validation())
         self._take(name, numbers)
         return numbers
+
+    def _generators_in_validation(self) -> dict[str, Any]:
+        """The random generators that a validation puts back, beside the global ones: those of the stage too."""
+        of_stage = generators_in(self._stage)
+        return {**{f"runner.{name}": generator for name, generator in of_stage.items()}, **self.generators()}
 
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The numbers of a phase's validation data, as the weights are now."""
@@ -760,12 +766,18 @@ class TrainLoop(PassLoop):
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.
             self.schedule = Schedule.of_runner(self.runner, {**self.counters, "update": state.asked_updates})
-        for training in self.journal.load(state, dict(checkpoint.state.random), self._new_pass):
+        mid_epoch = checkpoint.state.recoverables.get(MID_EPOCH) or {}
+        random = {**dict(checkpoint.state.random), "own": mid_epoch.get("generators", {})}
+        restore = partial(self._restore_generators, random)
+        for training in self.journal.load(state, restore, self._new_pass):
             self.start(training, 0)
 
     def _restore_modes(self) -> None:
         """Restore the modes of the checkpoint, which startup and the code up to its place may have changed."""
         self.checkpointer._restore_modes(self.context["model"])
+
+    def _restore_generators(self, random: Mapping[str, Any]) -> None:
+        restore_random_state(random, self.generators())
 
     def _new_pass(self, name: str) -> TrainPass:
         phase = self.phases[self._name(name)]

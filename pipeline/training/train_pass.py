@@ -18,6 +18,7 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import EntryState, PassState, mapping_of
 from pipeline.context import Context
 from pipeline.data.batch import EmptySlice, on_device, to_device
+from pipeline.data.generators import generators_of_phases
 from pipeline.data.loader import (
     LimitedLoader,
     batches_done,
@@ -123,6 +124,10 @@ class PassLoop(ABC):
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass; ``batches``: as in ``TrainPass.start``."""
         training.start(training.number, batches)
+
+    def generators(self) -> dict[str, Any]:
+        """The random generators of the Brains, the updaters and the data, by name."""
+        return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
 
     @abstractmethod
     def on_due(self, training: TrainPass) -> bool:
@@ -327,7 +332,8 @@ class TrainPass:
             loader: its order is that of ``number``.
             interruptible: whether a signal may end the wait for a batch of workers.
         """
-        brain, loop, random = self.brain, self.loop, random_state() if self.state else None
+        brain, loop = self.brain, self.loop
+        random = random_state(loop.generators()) if self.state else None
         self.order_is_drawn = bool(random_sampler_of(loader))
         set_epoch(loader, self.number)
         self._announced = length(loader) or 0
@@ -358,7 +364,7 @@ class TrainPass:
             batches = self._slices(batches if sure else self._in_step(batches, strategy), strategy)
         if random:
             # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
-            restore_random_state(random)
+            restore_random_state(random, loop.generators())
         if self not in loop.work:
             loop.work.append(self)
         self._batches = batches

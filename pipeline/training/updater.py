@@ -17,8 +17,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.pytree import load_state, save_state
-from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
-from pipeline.data.loader import generators_of, length, set_epoch
+from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.data.generators import own_generators
+from pipeline.data.loader import length, set_epoch
 from pipeline.data.stream import has_state, state_of
 from pipeline.errors import CheckpointError, DataError
 from pipeline.training.brain import Brain, ModuleBrain, Stage
@@ -309,4 +310,4 @@ class StandardUpdater(UpdaterBase):
         restore_random_state(now, self._generators())
 
     def _generators(self) -> dict[str, Any]:
-        return generators_in(self, dataloader=generators_of(self.dataloader))
+        return own_generators({"": self}, {"dataloader": self.dataloader})

@@ -48,5 +48,7 @@ def main() -> dict[str, Any]:
             optimizer.step()
             schedule.step()
             averages.update_parameters(model)
-        numbers.append(validate(averages, valid_loader))
+        # A DataLoader draws a number when it begins. Validations are not to change the training.
+        with torch.random.fork_rng():
+            numbers.append(validate(averages, valid_loader))
     return {"weights": averages.module.state_dict(), "numbers": numbers}
