@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from loguru import logger
@@ -74,8 +75,59 @@ def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str
     state: Mapping[str, Any] = optimizer.state_dict()
     if not isinstance(state, Mapping):
         return state
+    warn_of_unsaved(optimizer, state)
     dtypes = [[str(parameter.dtype) for parameter in group["params"]] for group in optimizer.param_groups]
     return {**state, CONFIG_OPTIONS: configured, "dtypes": dtypes}
+
+
+# Optimizers of which a warning has said that a part of their state is not saved.
+_WARNED: WeakSet[Optimizer] = WeakSet()
+
+
+def warn_of_unsaved(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Warn once of attributes of an optimizer that its ``state_dict`` does not contain."""
+    if optimizer in _WARNED or type(optimizer).__module__.partition(".")[0] == "torch":
+        return
+    if unsaved := unsaved_attributes(optimizer, state):
+        _WARNED.add(optimizer)
+        kind = type(optimizer).__name__
+        what = f"{kind}: state_dict() does not contain {', '.join(unsaved)}, so a resumed run begins without that state"
+        logger.warning(f"{what}; override state_dict and load_state_dict of {kind} to save it")
+
+
+def unsaved_attributes(optimizer: Optimizer, state: Mapping[str, Any]) -> list[str]:
+    """The attributes with tensors that a ``state_dict`` does not contain.
+
+    Args:
+        optimizer: of a class that is not torch's; it may wrap another optimizer.
+        state: what its ``state_dict`` has returned.
+
+    Returns:
+        The names, such as ``Lookahead.slow_weights``. Parameters and their gradients are no state of the optimizer.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    known = {_memory(tensor) for tensor in (*parameters, *gradients, *_tensors(state))}
+    saved = list(_tensors(state))
+    unsaved = []
+    for name, value in vars(optimizer).items():
+        if name in _OF_TORCH:
+            continue
+        inner = [own.state for _, own in _within(value, name, set()) if isinstance(own, Optimizer)]
+        held = [*_tensors(value), *_tensors(inner)]
+        if any(_memory(tensor) not in known and not _is_copied(tensor, saved) for tensor in held):
+            unsaved.append(f"{type(optimizer).__name__}.{name}")
+    return unsaved
+
+
+# Attributes that torch itself saves, or sets for the time of a step.
+_OF_TORCH = frozenset({"param_groups", "state", "defaults", "grad_scaler", "found_inf"})
+
+
+def _is_copied(tensor: Tensor, saved: Sequence[Tensor]) -> bool:
+    """Whether a state contains a copy of a tensor."""
+    alike = (other for other in saved if other.shape == tensor.shape and other.dtype == tensor.dtype)
+    return any(torch.equal(tensor, other.to(tensor.device)) for other in alike)
 
 
 def load_optimizer(

@@ -294,7 +294,7 @@ class FitState(StateModel):
     Attributes:
         epochs: the numbers of those that are done.
         metrics: the numbers of the last of them.
-        generators: the states of the random generators in attributes of the Brain and in loaders.
+        generators: the states of the random generators of the Brain and of its data, by name.
         running: the pass of an epoch that is not over; without a state where version 1 saved its weights alone.
     """
 
@@ -337,7 +337,7 @@ class ExperimentState(StateModel):
         validated: the last iteration that was validated; -1 before the first.
         numbers: what it has reported.
         attributes: the states of its attributes.
-        generators: the states of the random generators in its attributes and loaders.
+        generators: the states of the random generators in its attributes and its data, by name.
         lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
         state: its ``training_state``.
         best: what ``keep_best`` has kept; None without it.
@@ -361,13 +361,13 @@ class MidEpochState(StateModel, extra="ignore"):
     Attributes:
         phases: in order; of version 1.
         dataset: the order of each dataset; None for a stream.
-        generators: the states of each loader's own generators.
+        generators: the states of the random generators of the Brains, the updaters and the data, by name.
         overfit_batches: of the runner.
     """
 
     phases: list[str] = []
     dataset: dict[str, OwnState | None]
-    generators: dict[str, list[Tensor]]
+    generators: dict[str, Any]
     overfit_batches: int | None
 
 

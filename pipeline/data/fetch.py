@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
+from pipeline.checkpoint.random_state import generators_in
 from pipeline.config.yaml_tree import differences
 from pipeline.data.batch import MAX_LISTED, EmptySlice, SlotBatch, lengths, shape_of
 from pipeline.data.rng import seeding
@@ -300,7 +301,7 @@ class FetchedDataset:
         dataset: gives the samples.
         collate: makes a batch of them.
         seed: with epoch and position it seeds the random generators, once per batch; not for slices of tensors, which
-            torch collates: they draw nothing.
+            torch collates: they draw nothing. Generators that the dataset or ``collate`` holds are seeded as well.
         batched: whether a request has a list of indices.
         where: what messages begin with.
         progress: of the workers; None: the process that trains fetches.
@@ -317,6 +318,8 @@ class FetchedDataset:
         self._at_once = self.batched and can_slice(self.dataset, self.collate)
         if self.collate in TORCH_COLLATES and _slices(self.dataset):
             self.seed = None
+        # The generators of dataset and collate, once this process has fetched a batch.
+        self._own: dict[str, Any] | None = None
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
@@ -330,13 +333,30 @@ class FetchedDataset:
                 return batch
             if self.seed is None:
                 return collate_samples(self.collate, self._samples(request), self.where, request)
-            with seeding(self.seed, request.epoch, "batch", request.position):
+            if self._own is None:
+                self._own = self._generators()
+                batch = self._seeded(request)
+                made = self._generators()
+                if made.keys() == self._own.keys():
+                    return batch
+                # The first sample has made a generator, which was not seeded for it.
+                self._own = made
+            with seeding(self.seed, request.epoch, "batch", request.position, own=self._own):
                 return collate_samples(self.collate, self._samples(request), self.where, request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
 
     # What torch calls where there is a batch sampler.
     __getitems__ = __getitem__
+
+    def _seeded(self, request: BatchRequest) -> Any:
+        with seeding(self.seed, request.epoch, "batch", request.position, own=self._own):
+            return collate_samples(self.collate, self._samples(request), self.where, request)
+
+    def _generators(self) -> dict[str, Any]:
+        """The random generators of the dataset and of ``collate``, by name."""
+        found = generators_in(self.dataset)
+        return found | {f"collate_fn.{name}": generator for name, generator in generators_in(self.collate).items()}
 
     def _samples(self, request: BatchRequest) -> Any:
         indices = failing = request.indices

@@ -28,6 +28,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.checkpoint.pytree import flatten
+from pipeline.checkpoint.random_state import generators_in, restore_states, states_of
 from pipeline.checkpoint.safetensors_io import pack
 from pipeline.data.evaluation_order import (
     FixedBatches,
@@ -170,7 +171,8 @@ class SeededLoader(DataLoader[Any]):
     With a map-style dataset, python's, torch's and (where it is imported) numpy's random generators are seeded once
     per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
     So samples and collation that draw from them make the same batches with any number of workers, however these are
-    started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them. An IterableDataset
+    started, and others in each epoch. Generators that the dataset or the collate function holds are seeded in the same way.
+    Slices of tensors draw nothing, and nothing is seeded for them. An IterableDataset
     is divided among the workers, see ``Stream``.
 
     A sampler or batch sampler with ``set_epoch`` says the order itself. Of any other that has a length and no generator of
@@ -860,6 +862,8 @@ def first_batch(loader: Any) -> Any:
     """
     loader = _whole(loader)
     states = get_states()
+    own = generators_in(getattr(loader, "dataset", loader))
+    own_states = states_of(own)
     try:
         batches = iter(_copy(loader) if isinstance(loader, DataLoader) else loader)
         if batches is loader:
@@ -870,6 +874,7 @@ def first_batch(loader: Any) -> Any:
         raise DataError("the loader gave no batch; check the dataset, or drop_last with few samples") from None
     finally:
         set_states(states)
+        restore_states(own, own_states)
 
 
 def dataset_digest(loader: Any) -> str:

@@ -1,4 +1,4 @@
-"""The random generators of a process: seeded for a fetch, and restored after it."""
+"""The random generators of a process and of a dataset: seeded for a fetch, and restored after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.checkpoint.random_state import restore_states, seed_generator, states_of
 from pipeline.errors import DataError
 
 # (seed, epoch) of the batches being fetched in this process, the innermost last.
@@ -109,25 +110,32 @@ def set_states(states: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def seeding(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
+def seeding(seed: int | None, epoch: int, *parts: int | str, own: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Seed the generators from the arguments until the block ends; then restore them.
 
     Args:
         seed: the run's; None leaves the generators alone.
         epoch: from 0.
         parts: what tells this block from the others of the epoch.
+        own: further generators, by name, which are seeded from their names as well.
     """
     if seed is None:
         yield
         return
     states = get_states()
+    own_states = states_of(own) if own else {}
     seed_generators(seed, epoch, *parts)
+    if own:
+        for name, generator in own.items():
+            seed_generator(generator, mix(seed, epoch, *parts, name))
     _seeds.append((seed, epoch))
     try:
         yield
     finally:
         _seeds.pop()
         set_states(states)
+        if own:
+            restore_states(own, own_states)
 
 
 class RngStream:
@@ -140,21 +148,43 @@ class RngStream:
 
     Attributes:
         states: those of the generators after the last block; None before the first, or without a seed.
+        own: further generators, by name.
+        own_states: their states after the last block.
     """
 
     def __init__(self, seed: int | None, epoch: int, *parts: int | str) -> None:
         self.seed, self.epoch, self.parts = seed, epoch, parts
         self.states: tuple[Any, ...] | None = None
+        self.own: Mapping[str, Any] = {}
+        self.own_states: Mapping[str, Any] = {}
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """One block; after it the generators are restored."""
-        with seeding(self.seed, self.epoch, *self.parts):
+        with seeding(self.seed, self.epoch, *self.parts, own=self.own):
             if self.states:
                 set_states(self.states)
+            if self.own and self.own_states:
+                restore_states(self.own, self.own_states)
             yield
             if self.seed is not None:
                 self.states = get_states()
+            if self.own and self.seed is not None:
+                self.own_states = states_of(self.own)
+
+    def adopt(self, own: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+        """Replace the further generators, within a block.
+
+        Args:
+            own: those of a dataset that has just been made.
+            states: those with which they continue; the others are seeded.
+        """
+        if self.seed is None:
+            return
+        self.own = own
+        for name, generator in own.items():
+            seed_generator(generator, mix(self.seed, self.epoch, *self.parts, name))
+        restore_states(own, states)
 
 
 def sample_generator(index: int) -> torch.Generator:

@@ -17,7 +17,13 @@ from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint import pytree
-from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
+from pipeline.checkpoint.random_state import (
+    cpu_random_state,
+    generators_in,
+    restore_cpu_random_state,
+    restore_states,
+    states_of,
+)
 from pipeline.data.fetch import Progress, WorkerFailure, collate_samples, in_worker
 from pipeline.data.rng import RngStream, mix, seeding
 from pipeline.errors import CheckpointError, DataError
@@ -141,7 +147,8 @@ class Stream(IterableDataset[Any]):
     dataset to iterate, itself if it has changed itself. A rank without workers is one, and calls it on a copy. Of any
     other dataset, each of ``count`` workers takes every count-th sample, beginning with its own; so
     the dataset has to give the same order in all of them, and its random draws are the same there: the generators are
-    seeded from (seed, epoch), with ``shard`` from (seed, epoch, worker), and go on from batch to batch. ``collate``
+    seeded from (seed, epoch), with ``shard`` from (seed, epoch, worker), and go on from batch to batch. Generators that
+    the dataset itself holds are seeded in the same way. ``collate``
     draws apart from them, and disturbs no order. While the dataset runs, ``get_worker_info()`` says that it is the only
     worker: a dataset that divides itself by it would be divided twice, and samples lost.
 
@@ -200,10 +207,12 @@ class Stream(IterableDataset[Any]):
     def _batches(self) -> Iterator[Any]:
         size, divides = self.batch_size or 1, self.count > 1 and has_shard(self.dataset)
         rng = RngStream(self.seed, self.epoch, "stream", self.number if divides else 0)
+        rng.own = generators_in(self.dataset)
         if self.state and self.state["draws"]:
             with rng.drawing():
                 restore_cpu_random_state(self.state["draws"])
-        samples = self._samples(divides)
+                restore_states(rng.own, self.state.get("own", {}))
+        samples = self._samples(divides, rng)
         if self.shuffle_buffer:
             # Drawn apart from the dataset, whose draws have to be the same in all workers.
             chance = Random(None if self.seed is None else mix(self.seed, self.epoch, "buffer", self.number))
@@ -234,12 +243,14 @@ class Stream(IterableDataset[Any]):
                 if not (self.start and has_state(self.dataset)):
                     return batch, None
                 state = state_of(self.dataset, self.where)
-                return batch, {"dataset": state, "draws": None if self.seed is None else cpu_random_state()}
+                if self.seed is None:
+                    return batch, {"dataset": state, "draws": None, "own": {}}
+                return batch, {"dataset": state, "draws": cpu_random_state(), "own": states_of(rng.own)}
         except Exception as error:
             error.add_note(f"{self.where}: raised for {self._describe(number)}{in_worker()}")
             raise
 
-    def _samples(self, divides: bool) -> Iterator[Any]:
+    def _samples(self, divides: bool, rng: RngStream) -> Iterator[Any]:
         """The samples of the shard; a generator, so that the dataset draws nothing before the first sample."""
         if divides:
             kind, number, count = type(self.dataset).__name__, self.number, self.count
@@ -250,6 +261,7 @@ class Stream(IterableDataset[Any]):
             if self.dataset is None:
                 what = f"{kind}.shard(rank={number}, count={count}) returned None"
                 raise DataError(f"{self.where}: {what}; return the dataset to iterate, self if it has changed itself")
+            rng.adopt(generators_in(self.dataset), self.state.get("own", {}) if self.state else {})
         if self.state:
             self.dataset.load_state_dict(self.state["dataset"])
         elif self.initial_state is not None and not divides:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from loguru import logger
+
 from pipeline.checkpoint.parts import fitting
+from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import MidEpochState
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.fetch import changed_order
-from pipeline.data.loader import SeededLoader, generators_of
+from pipeline.data.generators import generators_of_phases
+from pipeline.data.loader import SeededLoader
 from pipeline.errors import CheckpointError
 
 
@@ -35,7 +39,7 @@ class MidEpoch:
         ours = {name: loader for name, loader in loaders.items() if isinstance(loader, SeededLoader)}
         return {
             "dataset": {name: loader.order() for name, loader in ours.items() if not loader.streams},
-            "generators": {name: [owned.get_state() for owned in generators_of(of)] for name, of in loaders.items()},
+            "generators": states_of(self._generators()),
             "overfit_batches": self.settings.overfit_batches,
         }
 
@@ -46,8 +50,15 @@ class MidEpoch:
             with fitting("mid_epoch", f"'{name}'", "use another checkpoint"):
                 if isinstance(loader, SeededLoader):
                     loader.load_state_dict({"taken": 0, "order": loaded.dataset.get(name)})
-                for generator, own in zip(generators_of(loader), loaded.generators.get(name, ()), strict=False):
-                    generator.set_state(own)
+
+        generators = self._generators()
+        with fitting("mid_epoch", "the generators", "use another checkpoint"):
+            restore_states(generators, loaded.generators)
+        for name in lacking(generators, loaded.generators):
+            logger.warning(f"the checkpoint has the state of the random generator {name}, and the run has none such")
+
+    def _generators(self) -> dict[str, Any]:
+        return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
 
     def check(self, checkpoint: LoadedCheckpoint) -> None:
         """Raise if the passes that are open in a checkpoint, whose state was loaded, cannot go on.

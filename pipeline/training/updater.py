@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from pipeline.checkpoint.parts import fitting
+from pipeline.checkpoint.parts import fitting, warn_of_unsaved
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.data.generators import own_generators
@@ -261,6 +261,8 @@ class StandardUpdater(UpdaterBase):
         state = super().state_dict()
         if self.optim_schedulers is None:
             state |= {name: part.state_dict() for name, part in self._parts().items()}
+            for name, optimizer in self.optimizers.items():
+                warn_of_unsaved(optimizer, state[f"{name}_optimizer"])
             state["now"] = self._now()
             if self._iterator is not None:
                 # Of the iterators of a user's own new_epoch the loader cannot tell.

@@ -34,7 +34,7 @@ class Drawing(torch.utils.data.Dataset[Any]):
     """Samples that are drawn, in one of three ways."""
 
     def __init__(self, way: str) -> None:
-        self.way, self.own = way, random.Random()
+        self.way, self.own = way, random.SystemRandom()
 
     def __len__(self) -> int:
         return 9
