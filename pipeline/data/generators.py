@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from pipeline.checkpoint.random_state import generators_in
-from pipeline.data.loader import LimitedLoader, generators_of
+from pipeline.data.loader import LimitedLoader, WorkerSeed, generators_of, keeps_workers
 
 # What of a DataLoader may hold generators.
 PARTS = ("dataset", "collate_fn", "batch_sampler", "sampler")
@@ -17,7 +17,8 @@ PARTS = ("dataset", "collate_fn", "batch_sampler", "sampler")
 def own_generators(owners: Mapping[str, object], loaders: Mapping[str, Any]) -> dict[str, Any]:
     """Find every generator of a training whose state is saved and restored, each once.
 
-    The state of a validation or a checkpoint contains these generators by their names.
+    The state of a validation or a checkpoint contains these generators by their names. The workers of a loader with
+    ``persistent_workers`` count as one: its state is the seed that torch has drawn for them.
 
     Args:
         owners: the Brains, updaters or other objects, by name; ``""`` for one whose generators need no prefix.
@@ -60,4 +61,6 @@ def _generators_of_loader(name: str, loader: Any) -> dict[str, Any]:
     for part, owner in parts.items():
         found = generators_in(owner)
         generators |= {f"{name}.{part}.{path}": generator for path, generator in found.items()}
+    if keeps_workers(loader):
+        generators[f"{name}.workers"] = WorkerSeed(loader)
     return generators

@@ -26,6 +26,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.random_state import generators_in, restore_states, states_of
@@ -222,6 +223,8 @@ class SeededLoader(DataLoader[Any]):
         self.evaluated: SeededLoader | None = None
         # With persistent workers, the copy that evaluates keeps its own.
         self._in_order: SeededLoader | None = None
+        # Set on resume if the workers of the interrupted run stayed: the seed that torch had drawn for them.
+        self._worker_seed: int | None = None
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, where it began, the stream's place.
         self._to_come: repeat[bool] | None = None
@@ -372,6 +375,8 @@ class SeededLoader(DataLoader[Any]):
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
+            if self._worker_seed is not None:
+                self._fetching[0].generator = _DrawnSeed().manual_seed(self._worker_seed)
         fetching, progress, requests = self._fetching
         if requests is not None:
             requests.epoch, requests.expected = self.epoch, start.get("hash")
@@ -470,7 +475,7 @@ class SeededLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the pass that is open, and the workers."""
-        left_out = ("_fetching", "_iterator", "_to_come", "_position", "_start", "_in_order")
+        left_out = ("_fetching", "_iterator", "_to_come", "_position", "_start", "_in_order", "_worker_seed")
         return {**vars(self), **dict.fromkeys(left_out)}
 
     def __len__(self) -> int:
@@ -591,7 +596,57 @@ def _parts(loader: Any) -> list[Any]:
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The random generators that only a loader and its samplers use."""
     generators = (getattr(owner, "generator", None) for owner in (loader, *_samplers(loader)))
-    return list(dict.fromkeys(generator for generator in generators if isinstance(generator, torch.Generator)))
+    used = (generator for generator in generators if isinstance(generator, torch.Generator))
+    return list(dict.fromkeys(generator for generator in used if not isinstance(generator, _DrawnSeed)))
+
+
+class _DrawnSeed(torch.Generator):
+    """Replaces the generator from which torch would draw a seed that it has drawn before the run was resumed."""
+
+
+def keeps_workers(loader: Any) -> bool:
+    """Whether the workers of a loader stay from one epoch to the next."""
+    loader = _whole(loader)
+    # Iterating over a pipe draws further numbers from the same generator.
+    is_pipe = isinstance(getattr(loader, "dataset", None), IterDataPipe | MapDataPipe)
+    return isinstance(loader, DataLoader) and loader.persistent_workers and not is_pipe
+
+
+class WorkerSeed:
+    """The seed of the workers of a loader that keeps them, with the interface of a random generator.
+
+    torch draws this seed when the workers start. Without an interruption they start once. A resumed run starts them
+    again; if they had started before the interruption, the seed must not be drawn a second time.
+
+    Args:
+        loader: a DataLoader with ``persistent_workers``.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader: Any = _whole(loader)
+
+    def get_state(self) -> int | None:
+        """Return the seed; None if the workers have not started."""
+        loader = self.loader
+        if isinstance(loader, SeededLoader):
+            iterator: Any = loader._fetching[0]._iterator if loader._fetching else None
+            drawn_before: int | None = loader._worker_seed
+        else:
+            iterator = loader._iterator
+            is_drawn = isinstance(loader.generator, _DrawnSeed)
+            drawn_before = loader.generator.initial_seed() if is_drawn else None
+        started: int | None = None if iterator is None else iterator._base_seed
+        # That of the run before the interruption, so that checkpoints do not depend on the interruption.
+        return started if drawn_before is None else drawn_before
+
+    def set_state(self, seed: int | None) -> None:
+        """Have workers that start later do so without drawing a seed; None changes nothing."""
+        if seed is None or self.get_state() is not None:
+            return
+        if isinstance(self.loader, SeededLoader):
+            self.loader._worker_seed = seed
+        else:
+            self.loader.generator = _DrawnSeed().manual_seed(seed)
 
 
 def _samplers(loader: Any) -> Iterable[Any]:

@@ -133,11 +133,8 @@ def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
         drawn = f"{where}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
         when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
         best = ", so none is the best that was validated within one" if keep_best else ""
-        # torch draws a number when a loader begins, which a loader with persistent workers does only once.
-        persistent = getattr(loader, "persistent_workers", False)
-        other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
         remedy = "make the loader with pipeline.data.loader.make_loader, a seed and a sampler that has set_epoch"
-        logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
+        logger.warning(f"{drawn}: {when}{best}; {remedy}")
 
 
 def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
