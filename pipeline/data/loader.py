@@ -25,8 +25,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.random_state import generators_in, restore_states, states_of

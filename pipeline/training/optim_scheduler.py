@@ -753,11 +753,7 @@ def backward_and_step(
         # One that was made by hand has no hooks.
         before_backward = before_backward or other.before_backward
         after_backward = after_backward or other.after_backward
-    if samples is None:
-        _count_batches(optim_schedulers)
-        has_samples = any(scheduler.batch_samples for scheduler in optim_schedulers)
-    else:
-        has_samples = samples > 0
+    has_samples = _count_batches(optim_schedulers) if samples is None else samples > 0
     if has_samples and before_backward:
         before_backward(losses=losses)
     if not losses:
@@ -782,20 +778,23 @@ def backward_and_step(
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
     if only.strategy is not None:
-        finite = True
-        for scheduler in optim_schedulers:
-            strategy = scheduler.strategy
-            if strategy is not None:
-                # What all ranks know.
-                finite = finite and strategy.finite
-                strategy.finite = True
+        finite = _is_finite_on_all_ranks(optim_schedulers)
     if stepped:
         _update_scalers(optim_schedulers)
     return finite, closed
 
 
-def _count_batches(optim_schedulers: Sequence[OptimScheduler]) -> None:
-    """Set the samples of the batch of each scheduler."""
+def _is_finite_on_all_ranks(optim_schedulers: Sequence[OptimScheduler]) -> bool:
+    """Return whether the losses of a batch are finite, as all ranks know by now, and forget it."""
+    strategies = [scheduler.strategy for scheduler in optim_schedulers if scheduler.strategy is not None]
+    finite = all(strategy.finite for strategy in strategies)
+    for strategy in strategies:
+        strategy.finite = True
+    return finite
+
+
+def _count_batches(optim_schedulers: Sequence[OptimScheduler]) -> bool:
+    """Set the samples of the batch of each scheduler, and return whether there are any."""
     counted = [scheduler for scheduler in optim_schedulers if scheduler.active_pass is not None]
     for scheduler in counted:
         scheduler.batch_samples = scheduler.active_pass.samples_of_batch()
@@ -803,6 +802,7 @@ def _count_batches(optim_schedulers: Sequence[OptimScheduler]) -> None:
     # A phase that is not trained at present has no batch, so the batch is that of the other phases.
     for scheduler in optim_schedulers if len(numbers) == 1 else ():
         [scheduler.batch_samples] = numbers
+    return any(scheduler.batch_samples for scheduler in optim_schedulers)
 
 
 def _samples_of(group: Sequence[OptimScheduler]) -> int:
