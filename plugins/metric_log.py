@@ -107,7 +107,7 @@ class MetricLog:
         After the runner stage also write the numbers of an epoch that was cut short: ``after_epoch`` is not called for it.
         A run that is resumed there removes these lines again, and writes those of the whole epoch.
         """
-        if name == "runner" and self.in_epoch and not context["is_exit"]:
+        if name == "runner" and self.in_epoch and not context.peek("is_exit"):
             self._write_epoch(context, "cut short")
         self._write_stage(context)
 

@@ -99,7 +99,7 @@ def test_another_name_of_a_key_is_the_key(pipeline: Call, config: Path, name: st
          "train or infer; single_train and single_infer mean the same"),
         ("runner.train_runner.save_interval", "interval, list of intervals or null",
          "how often to save, at the end too; null only at the end"),
-        ("dataset.train_data.shuffle", "true or false", "a new order each epoch, from the runner's seed"),
+        ("dataset.train_data.shuffle", "true or false", "a new order in each epoch of training, from the runner's seed"),
         ("phase.line.model", "class path, or null", "an nn.Module or a Brain (class Model)"),
         ("plugins", "list of plugins", "added to the default plugins; {name: false} removes one"),
         ("runner", "list", "the runners, each item with a name"),

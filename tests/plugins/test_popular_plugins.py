@@ -274,7 +274,8 @@ def by_hand(
             optimizer.step()
             act["step"](model)
         model.eval()
-        with torch.no_grad():
+        # A validation draws no numbers of the training; a torch DataLoader draws one when it begins.
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             loss = sum(float(nn.functional.mse_loss(model(inputs), targets)) for inputs, targets in loader) / 3
         act["validated"](model, optimizer, loss)
     return model.state_dict()

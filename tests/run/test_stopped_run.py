@@ -137,7 +137,7 @@ class Loop:
         self.recent_loss, self.recent_samples = self.recent_loss + loss.item() * len(x), self.recent_samples + len(x)
 
     def validate(self, epoch: int) -> dict[str, float]:
-        begin_loader()
+        """The numbers of the validation data; it draws no numbers of the training."""
         squares = distances = 0.0
         with torch.no_grad():
             for x in points(5).split(2):

@@ -527,10 +527,9 @@ def test_limit_batches_ends_each_pass_and_each_epoch_has_its_own_batches(
     assert context["train_state"]["samples"] == 16
     assert [len(batch) for batch in batches] == [4, 4, 4, 4]
     assert sorted(batches[0] + batches[1]) != sorted(batches[2] + batches[3])
-    model, loader = context["model"]["line"]["model"], context["dataset"]["data"]
-    loader.set_epoch(1)
-    x, y = (torch.cat(parts) for parts in zip(*list(loader)[:2], strict=True))
-    assert context["metrics"]["line"]["valid_loss"] == pytest.approx(mse(model(x), y).item(), rel=1e-5)
+    # A validation reads the first batches in the order of the dataset.
+    model, (x, y) = context["model"]["line"]["model"], make_table(10).tensors
+    assert context["metrics"]["line"]["valid_loss"] == pytest.approx(mse(model(x[:8]), y[:8]).item(), rel=1e-5)
 
 
 def test_a_window_of_accumulation_closes_with_the_last_batch_of_a_limited_pass(config: Config, run: Run) -> None:
