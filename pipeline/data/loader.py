@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from loguru import logger
@@ -437,10 +438,9 @@ class SeededLoader(DataLoader[Any]):
         if self.evaluated is not None:
             return self.evaluated.for_evaluation(every_sample=every_sample)
         parts = self._parts_for_evaluation(every_sample=every_sample)
-        if not parts:
-            return self
         if not self.persistent_workers:
-            return cast("SeededLoader", with_parts(self, **parts))
+            return cast("SeededLoader", with_parts(self, **parts)) if parts else self
+        # A training pass may be using the workers of this loader, so the copy has its own.
         if self._in_order is None:
             self._in_order = cast("SeededLoader", with_parts(self, **parts))
         elif isinstance(parts.get("batch_sampler"), FixedBatches):
@@ -520,15 +520,33 @@ def for_evaluation(loader: Any, *, every_sample: bool = False) -> Any:
         return LimitedLoader(for_evaluation(loader.loader, every_sample=every_sample), loader.count)
     if isinstance(loader, SeededLoader):
         return loader.for_evaluation(every_sample=every_sample)
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+    if type(loader) is not DataLoader:
         return loader
+    if isinstance(loader.dataset, IterableDataset):
+        return _with_own_workers(loader)
     drop_last = loader.drop_last and not every_sample
     is_random = isinstance(order_of(loader), _RANDOM_SAMPLERS)
     if not is_random and drop_last == loader.drop_last:
-        return loader
+        return _with_own_workers(loader)
     order = evaluation_order(loader, drop_last=drop_last, where="DataLoader")
     # Workers that stay belong to the loader itself.
     return with_parts(loader, **order, drop_last=drop_last, persistent_workers=False, _iterator=None)
+
+
+# Of each DataLoader of torch with ``persistent_workers``, the copy that evaluates.
+_EVALUATING: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary()
+
+
+def _with_own_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader that evaluates without the workers that a training pass may be using.
+
+    To iterate over a loader with ``persistent_workers`` would end the pass over it that is open.
+    """
+    if not loader.persistent_workers:
+        return loader
+    if loader not in _EVALUATING:
+        _EVALUATING[loader] = with_parts(loader, _iterator=None)
+    return _EVALUATING[loader]
 
 
 _RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -130,6 +130,29 @@ def test_resume_draws_no_seed_for_kept_workers_again(runner: str, at: int, tmp_p
     assert equal(interrupted(made, at, tmp_path), weights(made))
 
 
+class InOrder(stages.Network):
+    """Builds a loader of torch that does not shuffle."""
+
+    def build_dataset(self, settings: Any, runner: Any, context: Context) -> Any:
+        return DataLoader(table(10), batch_size=4, **KEPT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("keys", [{}, {"network_class_path": InOrder}], ids=["ours", "torch"])
+def test_validation_of_training_data_keeps_the_pass(keys: dict[str, Any]) -> None:
+    """To iterate over a loader with kept workers ends the pass over it that is open."""
+    trained = []
+    for interval in (None, ["start", 1]):
+        made = config(valid_interval=interval, **keys)
+        del made["dataset"][0]["shuffle"]
+        del made["dataset"][1]
+        made["phase"][0]["valid_dataset_name"] = "data"
+        trained.append(weights(made))
+
+    never, always = trained
+
+    assert equal(always, never)
+
+
 class Interrupting:
     """A plugin that sends SIGTERM in the first validation."""
 
