@@ -703,9 +703,13 @@ def optimize(
     noted = {name: loss.detach() for name, loss in losses.items()}
     passes: list[Any] = []
     for scheduler in schedulers:
-        is_first = scheduler.active_pass not in passes
-        scheduler.losses = noted if is_first else None
-        passes.append(scheduler.active_pass)
+        if scheduler.active_pass not in passes:
+            scheduler.losses = noted
+            passes.append(scheduler.active_pass)
+        elif scheduler.losses:
+            # An earlier call for the same batch may have had others.
+            earlier = scheduler.losses.items()
+            scheduler.losses = {name: loss for name, loss in earlier if name not in noted}
     return outcome
 
 

@@ -602,7 +602,10 @@ class TrainPass:
             self._expect(batch)
             for scheduler in brain._optim_schedulers:
                 scheduler.under_autocast = bool(around)
-            samples = brain._pass_numbers.samples = brain._samples_if_countable(batch)
+            # Counted already if the losses of a window are weighted.
+            samples = brain._pass_numbers.samples
+            if samples is None:
+                samples = brain._pass_numbers.samples = brain._samples_if_countable(batch)
             without_samples = gradients_dropped(brain) if samples == 0 else nullcontext()
             with around or nullcontext(), without_samples:
                 returned = update(batch)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipeline import RunnerBase, optimize
+from pipeline import RunnerBase, hookimpl, optimize
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.schedules import Constant
@@ -218,3 +218,36 @@ def test_optimize_after_a_step_refuses_a_shared_parameter() -> None:
     for order in ([whole, part], [part, whole]):
         with pytest.raises(ConfigError, match=r"two OptimSchedulers train '1\.weight'"):
             optimize(model(torch.ones(4, 3)).mean(), order)
+
+
+class TwoCalls(RunnerBase):
+    """Trains one layer by its own losses, and then both layers by another one."""
+
+    def run(self, context: Context) -> None:
+        phase = context["model"]["line"]
+        first, second, _ = phase.optim_schedulers.values()
+        for _ in context.epochs():
+            for inputs, target in context.batches("line"):
+                loss = mse(phase.model(inputs), target)
+                optimize({"loss": loss, "doubled": 2 * loss}, [second])
+                optimize(mse(phase.model(inputs), target), [first, second])
+
+
+def test_two_calls_for_a_batch_report_the_losses_of_both(config: Any, run: Run, make_table: Any) -> None:
+    """Plugins get each loss by its name; of two with the same name, they get the later one."""
+    reported = []
+
+    class Recorder:
+        @hookimpl
+        def after_batch(self, losses: Any) -> None:
+            reported.append(losses)
+
+    chosen = three_layers_config(config, make_table)
+    for scheduler in chosen["phase"][0]["optim_schedulers"].values():
+        scheduler["args"]["accum_grad"] = 1
+    chosen["runner"][0]["runner_class_path"] = TwoCalls
+    chosen["plugins"] = [*chosen["plugins"], Recorder]
+    run(chosen)
+
+    assert len(reported) == 6
+    assert all(losses["doubled"] > 2 * losses["loss"] for losses in reported)
