@@ -613,13 +613,21 @@ def _parts(loader: Any) -> list[Any]:
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The random generators that only a loader and its samplers use."""
-    generators = (getattr(owner, "generator", None) for owner in (loader, *_samplers(loader)))
-    used = (generator for generator in generators if isinstance(generator, torch.Generator))
-    return list(dict.fromkeys(generator for generator in used if not isinstance(generator, _DrawnSeed)))
+    generators: list[torch.Generator] = []
+    for owner in (loader, *_samplers(loader)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, _DrawnSeed):
+            # A checkpoint names generators by their places in this list.
+            generator = generator.replaced
+        if isinstance(generator, torch.Generator):
+            generators.append(generator)
+    return list(dict.fromkeys(generators))
 
 
 class _DrawnSeed(torch.Generator):
     """Replaces the generator from which torch would draw a seed that it has drawn before the run was resumed."""
+
+    replaced: torch.Generator | None = None
 
 
 def keeps_workers(loader: Any) -> bool:
@@ -664,7 +672,10 @@ class WorkerSeed:
         if isinstance(self.loader, SeededLoader):
             self.loader._worker_seed = seed
         else:
-            self.loader.generator = _DrawnSeed().manual_seed(seed)
+            drawn = _DrawnSeed()
+            drawn.manual_seed(seed)
+            drawn.replaced = self.loader.generator
+            self.loader.generator = drawn
 
 
 def _samplers(loader: Any) -> Iterable[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, RunnerBase, hookimpl, stages
 from pipeline.signals import StoppedError
@@ -176,6 +176,24 @@ def test_resume_draws_the_seed_of_workers_that_had_not_started(tmp_path: Path) -
     end_workers()
 
     assert equal(weights(made, resume="auto"), whole)
+
+
+class TwoGenerators(stages.Network):
+    """Builds loaders whose seeds and whose order come from two generators."""
+
+    def build_dataset(self, settings: Any, runner: Any, context: Context) -> Any:
+        data = table(10)
+        sampler = RandomSampler(data, generator=torch.Generator().manual_seed(1))
+        generator = torch.Generator().manual_seed(2)
+        return DataLoader(data, batch_size=4, sampler=sampler, generator=generator, **KEPT)  # type: ignore[arg-type]
+
+
+def test_resume_keeps_the_generators_of_a_loader_apart(tmp_path: Path) -> None:
+    """The generator from which the seed of the workers was drawn is not needed again."""
+    made = config(network_class_path=TwoGenerators)
+    del made["dataset"][0]["shuffle"]
+
+    assert equal(interrupted(made, 4, tmp_path), weights(made))
 
 
 class Fitted(Brain):
