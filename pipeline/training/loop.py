@@ -685,8 +685,9 @@ class TrainLoop(PassLoop):
                 self._save()
             self.checkpoints.finish()
             raise
-        # A validation leaves the training as it was.
-        restore_random_state(random, self._generators_in_validation())
+        finally:
+            # A validation leaves the training as it was, even if a custom loop catches its error.
+            restore_random_state(random, self._generators_in_validation())
         self._take(name, numbers)
         return numbers
 

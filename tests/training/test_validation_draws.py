@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 from typing import Any
@@ -149,6 +150,37 @@ class ValidatedOnRequest:
 def test_validations_and_evaluations_of_plugins_change_nothing() -> None:
     observed = config(valid_interval=None)
     observed["plugins"] = [*observed["plugins"], ValidatedOnRequest]
+
+    assert equal(weights(observed), weights(config(valid_interval=None)))
+
+
+class RaisingValidation:
+    """A plugin whose first validation draws a number and raises an error."""
+
+    raised = False
+
+    @hookimpl
+    def before_validation(self) -> None:
+        if not self.raised:
+            self.raised = True
+            torch.rand(3)
+            raise ZeroDivisionError
+
+
+class Catching(RunnerBase):
+    """A loop that continues after an error of a validation."""
+
+    def run(self, context: Context) -> None:
+        for _ in context.epochs():
+            for batch in context.batches("line"):
+                with contextlib.suppress(ZeroDivisionError):
+                    context.validate("line")
+                context["model"]["line"].brain.fit_batch(batch)
+
+
+def test_validation_whose_error_is_caught_changes_nothing() -> None:
+    observed = config(runner_class_path=Catching, valid_interval=None)
+    observed["plugins"] = [*observed["plugins"], RaisingValidation]
 
     assert equal(weights(observed), weights(config(valid_interval=None)))
 
