@@ -520,9 +520,9 @@ def for_evaluation(loader: Any, *, every_sample: bool = False) -> Any:
         return LimitedLoader(for_evaluation(loader.loader, every_sample=every_sample), loader.count)
     if isinstance(loader, SeededLoader):
         return loader.for_evaluation(every_sample=every_sample)
-    if type(loader) is not DataLoader:
+    if not isinstance(loader, DataLoader):
         return loader
-    if isinstance(loader.dataset, IterableDataset):
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return _with_own_workers(loader)
     drop_last = loader.drop_last and not every_sample
     is_random = isinstance(order_of(loader), _RANDOM_SAMPLERS)

@@ -133,11 +133,28 @@ def test_resume_draws_no_seed_for_kept_workers_again(runner: str, at: int, tmp_p
 class InOrder(stages.Network):
     """Builds a loader of torch that does not shuffle."""
 
+    loader: type[DataLoader[Any]] = DataLoader
+
     def build_dataset(self, settings: Any, runner: Any, context: Context) -> Any:
-        return DataLoader(table(10), batch_size=4, **KEPT)  # type: ignore[arg-type]
+        return self.loader(table(10), batch_size=4, **KEPT)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("keys", [{}, {"network_class_path": InOrder}], ids=["ours", "torch"])
+class DerivedLoader(DataLoader[Any]):
+    """A loader such as those of libraries for graphs."""
+
+
+class Derived(InOrder):
+    loader = DerivedLoader
+
+
+NETWORKS = {
+    "ours": {},
+    "torch": {"network_class_path": InOrder},
+    "derived": {"network_class_path": Derived},
+}
+
+
+@pytest.mark.parametrize("keys", NETWORKS.values(), ids=NETWORKS)
 def test_validation_of_training_data_keeps_the_pass(keys: dict[str, Any]) -> None:
     """To iterate over a loader with kept workers ends the pass over it that is open."""
     trained = []
