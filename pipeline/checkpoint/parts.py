@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from loguru import logger
@@ -80,6 +80,19 @@ def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str
     return {**state, CONFIG_OPTIONS: configured, "dtypes": dtypes}
 
 
+# The plain numbers in the attributes of optimizers, as they were before the first step.
+_NUMBERS: WeakKeyDictionary[Optimizer, dict[str, float]] = WeakKeyDictionary()
+
+
+def remember_numbers(optimizer: Optimizer) -> None:
+    """Remember the plain numbers of a new optimizer: one that changes is state, such as a count of steps."""
+    _NUMBERS.setdefault(optimizer, _numbers_of(optimizer))
+
+
+def _numbers_of(optimizer: Optimizer) -> dict[str, float]:
+    return {name: value for name, value in vars(optimizer).items() if type(value) in (int, float)}
+
+
 # Optimizers of which a warning has said that a part of their state is not saved.
 _WARNED: WeakSet[Optimizer] = WeakSet()
 
@@ -96,7 +109,7 @@ def warn_of_unsaved(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def unsaved_attributes(optimizer: Optimizer, state: Mapping[str, Any]) -> list[str]:
-    """The attributes with tensors that a ``state_dict`` does not contain.
+    """The attributes with tensors, or with numbers that have changed, that a ``state_dict`` does not contain.
 
     Args:
         optimizer: of a class that is not torch's; it may wrap another optimizer.
@@ -116,6 +129,11 @@ def unsaved_attributes(optimizer: Optimizer, state: Mapping[str, Any]) -> list[s
         inner = [own.state for _, own in _within(value, name, set()) if isinstance(own, Optimizer)]
         held = [*_tensors(value), *_tensors(inner)]
         if any(_memory(tensor) not in known and not _is_copied(tensor, saved) for tensor in held):
+            unsaved.append(f"{type(optimizer).__name__}.{name}")
+    before = _NUMBERS.get(optimizer, {})
+    for name, number in _numbers_of(optimizer).items():
+        has_changed = number != before.get(name, number)
+        if has_changed and state.get(name) != number:
             unsaved.append(f"{type(optimizer).__name__}.{name}")
     return unsaved
 
@@ -337,7 +355,10 @@ class InitialModels:
         self.parts = set(parts)
         self.frozen = _frozen(models)
         self.modes = _modes(models, parts)
-        self.options = {place: options_of(part) for place, part in parts.items() if isinstance(part, Optimizer)}
+        optimizers = {place: part for place, part in parts.items() if isinstance(part, Optimizer)}
+        self.options = {place: options_of(optimizer) for place, optimizer in optimizers.items()}
+        for optimizer in optimizers.values():
+            remember_numbers(optimizer)
         modules = unique_modules(models)
         self._tensors = {phase: _described(module) for phase, module in modules.items()}
         self._buffers = {phase: set(buffers_of(module)) for phase, module in modules.items()}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of
+from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of, remember_numbers
 from pipeline.checkpoint.state import WindowState
 from pipeline.checkpoint.weights import match_names, suggest_names, unmatched_pattern
 from pipeline.config.schema import multiple_of
@@ -320,6 +320,7 @@ class OptimScheduler(ABC):
         if self.constant and ft_factor != 1.0:
             self.set_rate(ft_factor * self.base_lr)
         self.configured = options_of(self.optimizer)
+        remember_numbers(self.optimizer)
 
     def adopt_groups(self) -> None:
         """Take the groups into which a plugin has divided the parameters, each with the rate that it starts from."""
