@@ -344,7 +344,8 @@ def freeze_statistics(models: Models, patterns: Sequence[str], where: str) -> li
         layers |= {f"{prefix}{name}": part for name, part in _with_statistics(module).items()}
     names = [name for name in layers if match_names(patterns, [_mean_of(name)])]
     if not names:
-        what = f"{where}.statistics: is true, and no layer that {', '.join(patterns)} names has running statistics"
+        named = ", ".join(patterns)
+        what = f"{where}.statistics: is true, but no layer in {named} has running statistics"
         raise ConfigError(f"{what}{one_of(patterns[0], layers)}")
     frozen = {layers[name] for name in names}
     for layer in frozen:

@@ -237,7 +237,7 @@ def test_plugin_that_unfreezes_has_statistics_trained_too() -> None:
 @pytest.mark.parametrize(
     ("freeze", "message"),
     [
-        ({"modules": "0", "statistics": True}, r"freeze.statistics: .* no layer that 0 names has .*known: 1"),
+        ({"modules": "0", "statistics": True}, r"freeze.statistics: .* no layer in 0 has .*known: 1"),
         ({"modules": ["1", "5"], "statistics": True}, "freeze: '5' names no parameter"),
         ({"modules": ["1"], "statistic": True}, "freeze.statistic: unknown key; did you mean 'statistics'"),
         ({"statistics": True}, "freeze.modules: required key is missing"),
