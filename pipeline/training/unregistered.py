@@ -128,8 +128,10 @@ def _describe(holder: object, name: str, container: Any, *, is_owner: bool) -> s
     noun, count = ("module", len(modules)) if modules else ("parameter", len(items))
     kind = "Dict" if isinstance(container, dict) else "List"
     use = f"nn.{noun.capitalize()}{kind}"
-    what = f"{type(holder).__name__}.{name} is a {type(container).__name__} of {count} {noun}{'s' * (count != 1)}"
-    plain = f"a plain {type(container).__name__}"
+    class_name = type(container).__name__
+    article = "an" if class_name[0] in "AEIOUaeiou" else "a"
+    what = f"{type(holder).__name__}.{name} is {article} {class_name} of {count} {noun}{'s' * (count != 1)}"
+    plain = f"a plain {class_name}"
     if is_owner:
         remedy = f"pass it to super().__init__({{'{name}': {use}(…)}})"
         return f"{what}; {remedy}: {plain} of a Brain is not trained"

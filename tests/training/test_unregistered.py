@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class OfClass(nn.Module):
         ((layer(), nn.ReLU()), "Net.stem is a tuple of 2 modules; use nn.ModuleList"),
         ({layer()}, "Net.stem is a set of 1 module; use nn.ModuleList"),
         ({"a": layer(), "b": layer()}, "Net.stem is a dict of 2 modules; use nn.ModuleDict"),
+        (OrderedDict(a=layer()), "Net.stem is an OrderedDict of 1 module; use nn.ModuleDict"),
         ([[layer()], {"deep": (layer(),)}], "Net.stem is a list of 2 modules; use nn.ModuleList"),
         ([layer().weight], "Net.stem is a list of 1 parameter; use nn.ParameterList"),
         ({"a": layer().weight}, "Net.stem is a dict of 1 parameter; use nn.ParameterDict"),
