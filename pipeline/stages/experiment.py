@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from operator import length_hint
@@ -19,6 +20,7 @@ import torch
 from loguru import logger
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -860,12 +862,35 @@ class ExperimentBase(RunnerBase):
         if self._validated == self.iteration or not (due or at_end):
             return
         aside = self.context.set_gradients_aside("valid")
-        with self._numbers.validating(), in_evaluation_mode(self.model), aside, self._world.alone():
+        schedules = nullcontext() if due else self._schedules_restored()
+        numbers = self._numbers.validating()
+        with numbers, in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
             if self._world.is_main:
                 self.valid()
         self._validated = self.iteration
         if not self._place_saved:
             self._judge()
+
+    @contextmanager
+    def _schedules_restored(self) -> Iterator[None]:
+        """Restore schedules and the options of optimizers after the block.
+
+        A validation that no interval asks for may step a schedule. A run with a higher limit makes
+        no such validation, so a resumed run must not depend on it.
+        """
+        trained = {**self._optimizer(), **self._parts()}.values()
+        schedules = [part for part in trained if isinstance(part, LRScheduler)]
+        optimizers = [part for part in trained if isinstance(part, Optimizer)]
+        states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]
+        options = [parts.options_of(optimizer) for optimizer in optimizers]
+        try:
+            yield
+        finally:
+            for schedule, state in zip(schedules, states, strict=True):
+                schedule.load_state_dict(state)
+            for optimizer, groups in zip(optimizers, options, strict=True):
+                for group, own in zip(optimizer.param_groups, groups, strict=True):
+                    group.update(own)
 
     def _call_valid(self, valid: Callable[[], None]) -> None:
         """Validate, and leave the training as it was: put the random generators back."""

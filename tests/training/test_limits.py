@@ -111,6 +111,30 @@ def test_limit_then_higher_limit_equals_unbroken(
     assert differences(run_limits.resumed(tmp_path / "limited", program, limit, None), expected) == []
 
 
+def test_experiment_limit_after_epoch_keeps_its_schedule(tmp_path: Path) -> None:
+    """The validation of the last weights, which no interval asks for, steps a plateau schedule."""
+
+    def states(folder: str, *limits: int) -> dict[str, Any]:
+        context = None
+        for limit in limits:
+            chosen = run_limits.config(
+                tmp_path / folder,
+                runner_class_path=run_limits.Experiment,
+                valid_interval=4,
+                max_steps=limit,
+            )
+            resume = context["run_dir"] if context else "never"
+            context = GeneralTrainer(chosen, resume=resume).run()
+        assert context
+        checkpoint = reader.read_checkpoint(context["checkpointer"].newest())
+        state = checkpoint.state
+        assert state
+        assert state.experiment
+        return {"weights": checkpoint.weights, "attributes": state.experiment.attributes}
+
+    assert differences(states("limited", 7, 15), states("unbroken", 15)) == []
+
+
 def test_fit_with_higher_limit_equals_unbroken(tmp_path: Path) -> None:
     expected = run_limits.fit(tmp_path / "unbroken", 5)
     assert differences(run_limits.fit(tmp_path / "limited", 2, 5), expected) == []
