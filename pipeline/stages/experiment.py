@@ -541,9 +541,13 @@ class ExperimentBase(RunnerBase):
         if self._is_limited():
             self.save()
             self._place_saved = True
+        stop_reason = self.context.stop_reason
         self._validate(due=False, at_end=True)
         self._numbers.cut_epoch_short()
-        if not self._place_saved:
+        if self._place_saved:
+            # A stop that this validation asks for would end a resumed run.
+            self.context.stop_reason = stop_reason
+        else:
             self.save()
 
     def read_batch(self) -> Any:

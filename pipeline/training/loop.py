@@ -338,6 +338,7 @@ class TrainLoop(PassLoop):
         for training in list(self._open):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
+        stop_reason = self.context.stop_reason
         self._validate_last()
         if not self.place_saved:
             self._save()
@@ -346,6 +347,9 @@ class TrainLoop(PassLoop):
         if self.agreement:
             # A signal that came meanwhile ends all processes.
             self.agreement.look(self.counters["iteration"])
+        if self.place_saved:
+            # A stop that the last validation asks for, as early stopping does, would end a resumed run.
+            self.context.stop_reason = stop_reason
 
     # What its passes call.
 

@@ -281,3 +281,20 @@ def test_last_validation_after_limit_is_no_part_of_the_best(log_lines: list[str]
     context = GeneralTrainer(chosen).run()
     assert context["best"]["iteration"] == 8
     assert context["metrics"]["line"]["valid_loss"] < context["best"]["value"]
+
+
+@pytest.mark.parametrize("experiment", [False, True])
+def test_early_stopping_in_last_validation_ends_no_resumed_run(experiment: bool, tmp_path: Path) -> None:
+    """The unbroken run stops at its second validation that is due; the one after the limit is none of these."""
+    program = run_limits.PROGRAMS["experiment" if experiment else "phases"]
+
+    def run(limit: int, resume: Any = "never") -> Context:
+        chosen = run_limits.config(tmp_path, **program, max_steps=limit, valid_interval=4)
+        chosen["runner"][0].pop("keep_best", None)
+        stopping = {"early_stopping": {"patience": 1, "min_delta": 1e6}}
+        chosen["plugins"] = [{"progress_bar": False}, stopping]
+        return GeneralTrainer(chosen, resume=resume).run()
+
+    first = run(6)
+    resumed = run(24, first["run_dir"])
+    assert (first["train_state"]["iteration"], resumed["train_state"]["iteration"]) == (6, 8 if experiment else 12)
