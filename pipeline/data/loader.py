@@ -510,7 +510,8 @@ def for_evaluation(loader: Any, *, every_sample: bool = False) -> Any:
     """Return a loader of the same samples that neither shuffles nor weights them.
 
     A loader of the user's own that is no DataLoader, and a DataLoader whose sampler is not one of
-    torch's random samplers, keep their order.
+    torch's random samplers, keep their order. The DataLoader does not if one process evaluates every
+    sample: then the indices of the samples have to be known.
 
     Args:
         loader: any iterable of batches.
@@ -526,7 +527,8 @@ def for_evaluation(loader: Any, *, every_sample: bool = False) -> Any:
         return _with_own_workers(loader)
     drop_last = loader.drop_last and not every_sample
     is_random = isinstance(order_of(loader), _RANDOM_SAMPLERS)
-    if not is_random and drop_last == loader.drop_last:
+    needs_indices = every_sample and current_world().size == 1
+    if not (is_random or needs_indices) and drop_last == loader.drop_last:
         return _with_own_workers(loader)
     order = evaluation_order(loader, drop_last=drop_last, where="DataLoader")
     # Workers that stay belong to the loader itself.

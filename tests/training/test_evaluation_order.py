@@ -95,6 +95,23 @@ class TorchNetwork(Network):
         return DataLoader(TensorDataset(X, X), batch_size=4, shuffle=True, drop_last=True)
 
 
+class OwnOrder:
+    """A sampler that is not torch's, and selects four samples."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([7, 3, 0, 2])
+
+
+class OwnOrderNetwork(Network):
+    """Builds loaders of torch's with a sampler of the user's."""
+
+    def build_dataset(self, settings: Any, runner: Any, context: Any) -> Any:
+        return DataLoader(TensorDataset(X, X), batch_size=3, sampler=OwnOrder())
+
+
 def flat_loss(predictions: Tensor, target: Tensor) -> Tensor:
     return nn.functional.l1_loss(predictions.flatten(), target)
 
@@ -175,12 +192,13 @@ def test_predictions_of_an_endless_sampler_come_once() -> None:
     assert rows_of(data) == [(index, index) for index in ALL]
 
 
-def test_predictions_of_a_torch_loader_are_in_order() -> None:
+@pytest.mark.parametrize(("network", "expected"), [(TorchNetwork, ALL), (OwnOrderNetwork, [0, 2, 3, 7])])
+def test_predictions_of_a_torch_loader_are_in_order(network: type, expected: list[int]) -> None:
     data = config()
     for runner in data["runner"]:
-        runner["network_class_path"] = TorchNetwork
+        runner["network_class_path"] = network
 
-    assert rows_of(data) == [(index, index) for index in ALL]
+    assert rows_of(data) == [(index, index) for index in expected]
 
 
 def test_predictions_of_shuffled_lines_are_in_order(tmp_path: Path) -> None:
