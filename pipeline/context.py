@@ -316,6 +316,8 @@ class Context(dict[str, Any]):
         ask: what ``stop`` and ``request`` go to where several processes train, until they agree; None: they count at once.
         exits: whether several processes that train have agreed to end for ``is_exit``.
         stop_reason: what ``stop`` was called with first, be it before a resume; None: nobody has called it.
+        is_last_validation: whether a validation is running that no interval and nobody has asked for: it judges the weights
+            with which the training ends. A run with a higher limit would not make it.
         loop: the loop of a runner stage that trains; None elsewhere.
         requests: what ``request`` was called with and is not done yet.
         running_hook: says which hook of a plugin is running, and where it is; None: none is.
@@ -331,6 +333,7 @@ class Context(dict[str, Any]):
         self.ask: Callable[[str, Any], object] | None = None
         self.exits = False
         self.stop_reason: str | None = None
+        self.is_last_validation = False
         self.loop: TrainingLoop | None = None
         self.requests: set[str] = set()
         self.running_hook: Callable[[], str | None] = _nothing

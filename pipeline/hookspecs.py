@@ -227,6 +227,9 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 
     After this hook the random generators are put back to where they were before the validation.
 
+    ``context.is_last_validation`` says whether no interval has asked for it: it judges the weights with which the training
+    ends, and must not change how a resumed run continues.
+
     In ``context["metrics"]`` they are already, in a training as ``valid_…``, but for those of one of several datasets,
     which are ``<dataset>/…`` here and there.
     """

@@ -24,6 +24,8 @@ class StoppingState(StateModel):
 class EarlyStopping:
     """Calls ``context.stop`` after ``patience`` validations without an improvement; nan is none.
 
+    The last validation of a training does not count, unless an interval asks for it: it must not end a resumed run.
+
     Args:
         metric: what to watch, as ``keep_best`` names it: ``valid_loss``; where several phases report it,
             ``phase.valid_loss``.
@@ -94,6 +96,9 @@ class EarlyStopping:
         if context["is_infer"]:
             return
         numbers = self._named(context, phase, metrics)
+        if context.is_last_validation:
+            # A run that has a higher limit from the beginning does not make it.
+            return
         if self.metric in numbers and context["current_epoch"] >= self.start_epoch:
             self._take(numbers[self.metric], context)
 

@@ -868,9 +868,13 @@ class ExperimentBase(RunnerBase):
         aside = self.context.set_gradients_aside("valid")
         schedules = nullcontext() if due else self._schedules_restored()
         numbers = self._numbers.validating()
-        with numbers, in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
-            if self._world.is_main:
-                self.valid()
+        self.context.is_last_validation = not due
+        try:
+            with numbers, in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
+                if self._world.is_main:
+                    self.valid()
+        finally:
+            self.context.is_last_validation = False
         self._validated = self.iteration
         if not self._place_saved:
             self._judge()

@@ -678,6 +678,7 @@ class TrainLoop(PassLoop):
         random = random_state(self._generators_in_validation())
         # In the body of a batch there is no place to go on from.
         waits = SHUTDOWN.postponed() if asked and self.work else nullcontext()
+        self.context.is_last_validation = last
         try:
             with phase_errors(name), waits:
                 keeps_best = not self.place_saved
@@ -690,6 +691,7 @@ class TrainLoop(PassLoop):
             self.checkpoints.finish()
             raise
         finally:
+            self.context.is_last_validation = False
             # A validation leaves the training as it was, even if a custom loop catches its error.
             restore_random_state(random, self._generators_in_validation())
         self._take(name, numbers)

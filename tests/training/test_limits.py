@@ -274,6 +274,23 @@ def test_stop_resumed_from_older_checkpoint_is_exact() -> None:
     assert differences(weights(resumed), before) == []
 
 
+def test_last_validation_does_not_count_for_early_stopping() -> None:
+    """Neither inside an epoch nor at its end, if no interval asks for it."""
+    stopping = {"early_stopping": {"patience": 1, "min_delta": 1e9}}
+    states = []
+    for limits in ([14], [7, 14], [5, 14]):
+        resume: Any = "never"
+        for limit in limits:
+            chosen = config(max_steps=limit, valid_interval=8)
+            chosen["plugins"].append(stopping)
+            chosen["phase"][0]["valid_dataset_name"] = "data"
+            context = GeneralTrainer(chosen, resume=resume).run()
+            resume = context["run_dir"]
+        states.append((context["train_state"]["iteration"], weights(context)))
+    assert [iteration for iteration, _ in states] == [14, 14, 14]
+    assert differences(states[0], states[1]) == differences(states[0], states[2]) == []
+
+
 def test_last_validation_after_limit_is_no_part_of_the_best(log_lines: list[str]) -> None:
     """Only validations that an interval asks for count: the checkpoint that is left was saved before the last one."""
     chosen = config(max_steps=9, valid_interval=4, keep_best={"metric": "valid_loss", "mode": "min"})
