@@ -174,7 +174,8 @@ def by_hand(job: Job, seed: int) -> Result:
         result.loss.append(total / len(job.train))
         result.seconds.append(clock.cpu)
         model.eval()
-        with torch.no_grad():
+        # The run's validation draws no numbers of the training; that of a torch DataLoader would.
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             scores = torch.cat([model(**features) for features, _ in valid_loader])
         result.auc.append(area(scores, job.valid.labels == 1))
     return result
