@@ -7,6 +7,6 @@ from transformers import BertConfig, BertForSequenceClassification
 from .data import WORDS
 
 
-def bert(**sizes: int) -> Any:
-    """A classifier of two classes; `sizes` are those of a BertConfig."""
-    return BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), num_labels=2, **sizes))
+def bert(**settings: float) -> Any:
+    """A classifier of two classes; `settings` are those of a BertConfig."""
+    return BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), num_labels=2, **settings))
