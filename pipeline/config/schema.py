@@ -374,7 +374,9 @@ class DatasetSchema(_Section):
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
-    persistent_workers: bool = Field(False, description="keep the workers from one epoch to the next")
+    persistent_workers: bool = Field(
+        False, description="keep the workers from one epoch to the next; validations start separate workers"
+    )
     prefetch_factor: Count | None = Field(None, description="batches that a worker loads ahead; null is torch's 2")
     worker_init_fn: ClassPathValue | None = Field(None, description="called with the number of each worker, in it")
     pin_memory: bool | None = Field(None, description="batches in pinned memory; null: where the device is a GPU")

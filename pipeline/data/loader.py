@@ -752,11 +752,11 @@ _EXACT_SAMPLERS = (
 def has_exact_length(loader: Any) -> bool:
     """Return whether the length of a loader is certain.
 
-    The length of a stream, and of a sampler or batch sampler of the user's, is what its ``__len__``
-    claims. Samplers with an attribute ``has_exact_length`` are certain.
+    The length of a stream, and of a loader, sampler or batch sampler of the user's, is what its ``__len__``
+    claims. Those with a true attribute ``has_exact_length`` are certain.
     """
     loader = _whole(loader)
-    if isinstance(loader, list | tuple):
+    if isinstance(loader, list | tuple) or getattr(loader, "has_exact_length", False):
         return True
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False

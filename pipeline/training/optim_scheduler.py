@@ -791,10 +791,12 @@ def backward_and_step(
 
 def _is_finite_on_all_ranks(optim_schedulers: Sequence[OptimScheduler]) -> bool:
     """Return whether the losses of a batch are finite, as all ranks know by now, and forget it."""
-    strategies = [scheduler.strategy for scheduler in optim_schedulers if scheduler.strategy is not None]
-    finite = all(strategy.finite for strategy in strategies)
-    for strategy in strategies:
-        strategy.finite = True
+    finite = True
+    for scheduler in optim_schedulers:
+        strategy = scheduler.strategy
+        if strategy is not None:
+            finite = finite and strategy.finite
+            strategy.finite = True
     return finite
 
 

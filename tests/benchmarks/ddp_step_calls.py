@@ -33,6 +33,7 @@ class Share(Batches):
     """The batches of one rank, which have been shared out."""
 
     num_replicas = RANKS
+    has_exact_length = True
 
 
 def batches(steps: int) -> Batches:

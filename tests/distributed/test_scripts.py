@@ -149,5 +149,5 @@ def test_an_experiment_as_a_script_trains_on_two_processes(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     output = tmp_path / "runs" / "denoising"
     assert {"worker_0.log", "worker_1.log", "metrics.jsonl"} < {path.name for path in output.iterdir()}
-    assert "12% of the noise is left" in (output / "worker_0.log").read_text()
+    assert re.search(r"1[1-4]% of the noise is left", (output / "worker_0.log").read_text())
     assert "of the noise is left" not in (output / "worker_1.log").read_text()
