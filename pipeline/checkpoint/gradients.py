@@ -20,7 +20,7 @@ _set_aside: list[Gradients] = []
 
 
 class GradientsSetAside:
-    """A block in which parameters have no gradients; then they are put back, whatever the block has left there.
+    """A block in which parameters have no gradients. After it, they have the gradients from before the block.
 
     In the block ranks do not average gradients, since other ranks may not compute any. This is a class and no generator
     because it is entered whenever numbers are printed, and a generator makes more calls.
