@@ -69,6 +69,7 @@ from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_h
 from pipeline.training.phase import begin_on_ranks, limited
 from pipeline.training.triggers import Schedule
 from pipeline.training.unregistered import require_registered
+from pipeline.training.weak_methods import own_method
 from pipeline.user_code import plugins
 from pipeline.user_code.plugin_calls import hook_or_none
 
@@ -266,8 +267,9 @@ class ExperimentBase(RunnerBase):
         self._newest: Path | None = None
         self._begun: Mapping[str, Any] = {}
         # Also where the user's code calls it.
-        vars(self)["new_epoch"] = partial(self._call_new_epoch, self.new_epoch)
-        vars(self)["valid"] = partial(self._call_valid, self.valid)
+        for name in ("new_epoch", "valid"):
+            call = own_method(self, f"_call_{name}")
+            vars(self)[name] = partial(call, own_method(self, name))
         self._world = SINGLE
         # How many batches the loader announced, if the length of the training depends on that.
         self._announced: int | None = None
@@ -422,13 +424,17 @@ class ExperimentBase(RunnerBase):
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
         require_registered([model], f"{type(self).__name__}.setup_model: ")
         self.context["model"] = {**(self.context.peek("model") or {}), PHASE: Phase(PHASE, {"model": model})}
-        trained = {**self._optimizer(), **self._parts()}
-        self.context.also_trained = lambda: {**self._optimizer(), **self._parts()}
+        trained = self._trained()
+        self.context.also_trained = own_method(self, "_trained")
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
         self._schedulers = list(own.values())
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
         self.checkpointer._begin(self.context["model"])
+
+    def _trained(self) -> dict[str, Any]:
+        """Return what has a state beside the model: optimizers, schedules and the like, by name."""
+        return {**self._optimizer(), **self._parts()}
 
     def _share_work(self) -> None:
         """Have all ranks train one model: from the same weights, with gradients that are means over all of them.
@@ -487,6 +493,7 @@ class ExperimentBase(RunnerBase):
             self._run_to_end(context)
 
     def _run_to_end(self, context: Context | None) -> None:
+        wake = self.context.wake
         try:
             if context is not None:
                 self.setup()
@@ -497,7 +504,7 @@ class ExperimentBase(RunnerBase):
                 self._go_on(self.checkpointer._resumed)
             elif not self._loaded:
                 self.resume_or_load()
-            self.context.wake = self._wake
+            self.context.wake = own_method(self, "_wake")
             ruling = self._agreement.ruling() if self._agreement else nullcontext()
             with SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
                 self.train()
@@ -505,6 +512,10 @@ class ExperimentBase(RunnerBase):
                 self._warn_without_validation()
                 self._checkpoints.finish()
         finally:
+            self.context.wake = wake
+            if not self.alone:
+                # The context outlives the experiment.
+                self.context.also_trained = dict
             self.close()
 
     def _warn_without_validation(self) -> None:

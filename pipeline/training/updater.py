@@ -26,6 +26,7 @@ from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
 from pipeline.training.unregistered import require_registered
+from pipeline.training.weak_methods import own_method
 
 
 def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
@@ -146,6 +147,28 @@ class OwnLossBrain(ModuleBrain):
         return predictions
 
 
+class CountedBatches(Iterator[Any]):
+    """An iterator over the batches of an epoch that counts those it has returned.
+
+    It begins to read with the first batch.
+
+    Attributes:
+        taken: the number of batches returned so far.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.taken = 0
+        self._batches = batches
+        self._iterator: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self._batches)
+        batch = next(self._iterator)
+        self.taken += 1
+        return batch
+
+
 class StandardUpdater(UpdaterBase):
     """Trains a model that computes its loss itself. By hand ``update()`` reads the batch, in a run it is given one.
 
@@ -163,9 +186,8 @@ class StandardUpdater(UpdaterBase):
 
     # Of the class, since PaddleSpeech's updaters of several models do not call this constructor.
     optim_schedulers: Mapping[str, OptimScheduler] | None = None
-    _iterator: Iterator[Any] | None = None
+    _iterator: CountedBatches | None = None
     _begun: Mapping[str, Any] | None = None
-    _taken = 0
     # Whether the models were looked at, by hand.
     _checked = False
 
@@ -192,17 +214,15 @@ class StandardUpdater(UpdaterBase):
     def train_iterator(self, batches: Iterable[Any]) -> None:
         self._watch_epochs()
         if self._begun is not None or not isinstance(batches, _BaseDataLoaderIter):
-            self._iterator, self._taken, self._begun = self._counted(batches), 0, self._begun or self._now()
+            self._iterator = CountedBatches(batches)
+            self._begun = self._begun or self._now()
         # Else a constructor makes it: it is made when it is first read, so that its epoch can be begun once more.
 
     def _watch_epochs(self) -> None:
         """Note how each epoch begins, also where the user's code calls ``new_epoch``."""
-        vars(self).setdefault("new_epoch", partial(self._begin_epoch, self.new_epoch))
-
-    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._taken += 1
-            yield batch
+        if "new_epoch" not in vars(self):
+            begin_epoch = own_method(self, "_begin_epoch")
+            vars(self)["new_epoch"] = partial(begin_epoch, own_method(self, "new_epoch"))
 
     def new_epoch(self) -> None:
         """Begin an epoch of the dataloader, in its own order."""
@@ -268,7 +288,7 @@ class StandardUpdater(UpdaterBase):
                 # Of the iterators of a user's own new_epoch the loader cannot tell.
                 knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
                 place = state_of(self.dataloader, "the dataloader") if knows else None
-                state["data"] = {"begun": self._begun, "taken": self._taken, "place": place}
+                state["data"] = {"begun": self._begun, "taken": self._iterator.taken, "place": place}
         return state
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -291,7 +311,8 @@ class StandardUpdater(UpdaterBase):
                 self.dataloader.load_state_dict(data["place"])
             self.new_epoch()
             deque(islice(self.train_iterator, 0 if data["place"] else data["taken"]), 0)
-            self._taken = data["taken"]
+            if self._iterator is not None:
+                self._iterator.taken = data["taken"]
         if "now" in state_dict:
             self._go_back(state_dict["now"])
 
