@@ -131,6 +131,13 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+def threads_of_session(session: int) -> str:
+    """Return what each thread of a session waits for, as ``ps`` shows it."""
+    columns = "pid,ppid,tid,stat,comm,wchan:30,args"
+    command = ["ps", "-L", "-o", columns, "--sid", str(session)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
 @pytest.mark.slow
 def test_worker_num_starts_processes_with_the_same_words_and_their_share_of_the_cores(job: Job) -> None:
     words = ["runner.t.class=local_cluster_train", "runner.t.worker_num=2", "+hyper_parameters.price=$$5"]
@@ -219,8 +226,12 @@ def test_processes_end_soon_after_their_launcher(job: Job, command: list[str], n
         while any(map(is_running, pids)) and time.monotonic() < end:
             time.sleep(0.1)
         assert not any(map(is_running, pids))
-        # The workers of their loaders too, which hold the pipe.
-        launcher.communicate(timeout=10)
+        # The workers of their loaders too, which hold the pipe. A disk that is busy keeps a process
+        # that is killed inside fsync for some seconds.
+        try:
+            launcher.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running:\n{threads_of_session(launcher.pid)}")
 
 
 @pytest.mark.slow
