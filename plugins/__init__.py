@@ -9,10 +9,13 @@ from typing import Any
 
 def print_tables(tables: Iterable[Any]) -> None:
     """Print rich tables, and what else rich can print, on stdout."""
-    from rich.console import Console  # noqa: PLC0415 - most commands print no table
+    # Most commands print no table.
+    from rich.console import Console  # noqa: PLC0415
+
+    from pipeline.run.log import is_terminal  # noqa: PLC0415
 
     # Elsewhere than in a terminal a line is as long as it has to be.
-    console = Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False, emoji=False)
+    console = Console(width=None if is_terminal(sys.stdout) else 1000, markup=False, highlight=False, emoji=False)
     for table in tables:
         console.print(table)
 

@@ -18,7 +18,8 @@ from rich.table import Column
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
 from pipeline.context import Context
-from pipeline.run.log import on_terminal
+from pipeline.run.bar_console import BarConsole
+from pipeline.run.log import is_terminal, on_terminal
 
 # Seconds between two redraws, of about a millisecond each.
 PAUSE = 0.2
@@ -91,7 +92,7 @@ class Bar(Progress):
         self.streams: list[str] = []
         super().__init__(
             *columns,
-            console=Console(stderr=True),
+            console=BarConsole(),
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -130,7 +131,7 @@ class Bar(Progress):
         """Have what is printed go above the bar; but where stdout is a file or a pipe, it must go there."""
         for name in ("stdout", "stderr") if self.console.is_terminal and not self.console.is_jupyter else ():
             stream = getattr(sys, name)
-            if stream and (name == "stderr" or stream.isatty()):
+            if stream and (name == "stderr" or is_terminal(stream)):
                 self.streams.append(name)
                 setattr(sys, name, AboveBar(stream, self.console))
 

@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import entry_points
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -196,23 +196,57 @@ def _end(*_: object) -> NoReturn:
 
 
 def _use_streams() -> None:
-    """Make the standard streams writable: a closed one is discarded, characters without an encoding are escaped."""
+    """Make the standard streams writable, whatever they are.
+
+    A closed one is discarded, and so is a pipe once its reader has left. Characters without an encoding are escaped.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # The lowest number that is free: its own, which else the next file would get, and with it what C code writes.
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(nowhere, True)
-            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8"))
-    for stream in (sys.stdout, sys.stderr):
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8", closefd=False))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, _opened_again(stream))
+
+
+def _opened_again(stream: TextIOWrapper) -> TextIOWrapper:
+    """Return a standard stream that behaves as the given one, but outlives the reader of its pipe."""
+    raw = _StandardStream(stream.fileno(), "w", closefd=False)
+    # With PYTHONUNBUFFERED there is no buffer.
+    unbuffered = isinstance(stream.buffer, FileIO)
+    return TextIOWrapper(
+        raw if unbuffered else BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _StandardStream(FileIO):
+    """Standard output or error. Once the reader of its pipe has left, output is discarded.
+
+    The command continues, and its exit code says how it has ended: `pipeline check … | head -1` leaves with 2 for a
+    fault, and a training whose log nobody reads any more is not lost.
+    """
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return how many were written."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return super().write(data)
 
 
 def _unwritten(error: OSError) -> ExitCode:
-    """The exit code if the output cannot be written; a closed pipe needs no message."""
+    """Return the exit code if the output cannot be written, and say why."""
     # What is left of it would be tried again at the end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if not isinstance(error, BrokenPipeError):
-        with suppress(OSError):
-            click.echo(f"stdout: cannot be written: {error.strerror}; free the storage, or write elsewhere", err=True)
+    with suppress(OSError):
+        click.echo(f"stdout: cannot be written: {error.strerror}; free the storage, or write elsewhere", err=True)
     return ExitCode.STORAGE

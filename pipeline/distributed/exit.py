@@ -43,7 +43,7 @@ def leave(exit_code: int) -> NoReturn:
     """End this process, one of several, at once: what torch keeps for them may hang at the end of Python."""
     write_error_file(exit_code, f"it has left with {exit_code}")
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     for child in multiprocessing.active_children():
         child.kill()

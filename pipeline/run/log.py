@@ -87,8 +87,19 @@ def _add_stderr(level: str, rank: str) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether stderr is a terminal; a program without a console has no stderr at all."""
-    return bool(sys.stderr and sys.stderr.isatty())
+    """Return whether stderr is a terminal; a program without a console has no stderr at all."""
+    return is_terminal(sys.stderr)
+
+
+def is_terminal(stream: object) -> bool:
+    """Return whether a stream is a terminal.
+
+    A program may have replaced a standard stream by an object without ``isatty``, or closed it.
+    """
+    isatty = getattr(stream, "isatty", None)
+    with suppress(ValueError):
+        return bool(isatty and isatty())
+    return False
 
 
 def _write_to_stderr(line: str) -> None:
@@ -103,7 +114,7 @@ def _fit(line: str) -> str:
     head = first.removesuffix(text)
     # Without the colours.
     indent = len(re.sub(r"\x1b\[[\d;]*m", "", head))
-    with suppress(OSError, ValueError):
+    with suppress(AttributeError, OSError, ValueError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
         if columns > 2 * indent and len(text) > columns - indent:
             # A number stays beside its name.

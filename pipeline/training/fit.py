@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from loguru import logger
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.checkpoint import reader, storage, store
@@ -24,6 +23,7 @@ from pipeline.data.generators import own_generators
 from pipeline.data.loader import length, set_epoch, without_state
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
+from pipeline.run.bar_console import BarConsole
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
@@ -53,7 +53,7 @@ def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | No
     columns = *Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}")
     shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
     world = current_world()
-    console = Console(stderr=True, quiet=not world.is_main)
+    console = BarConsole(quiet=not world.is_main)
     with Progress(*columns, console=console, transient=True, disable=not world.broadcast(shown)) as bar:
         bar.add_task(title, total=batches, loss="")
         yield bar

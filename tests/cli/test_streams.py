@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from click.testing import Result
@@ -40,6 +42,64 @@ def test_a_full_disk_under_stdout_is_one_line_and_the_code_of_storage(linear: Pa
 def test_a_pipe_that_nobody_reads_needs_no_word(linear: Path) -> None:
     done = shell("schema | true; exit 0")
     assert done.stderr == ""
+
+
+@pytest.fixture
+def abandoned_pipe() -> Iterator[TextIO]:
+    """The writing end of a pipe whose reader has left, as behind `head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with suppress(BrokenPipeError), os.fdopen(writing, "w", encoding="utf-8") as pipe:
+        yield pipe
+
+
+@pytest.mark.parametrize(("words", "code"), [
+    ("check {} runner.train_runner.epoch=3", 2),
+    ("check {} runner.train_runner.epoch=3 --json", 2),
+    ("show {}", 0),
+])  # fmt: skip
+def test_command_without_reader_keeps_its_exit_code(
+    linear: Path, abandoned_pipe: TextIO, words: str, code: int
+) -> None:
+    """``check … | head -1`` in a script still says whether there is a fault."""
+    line = [sys.executable, "-m", "pipeline", *words.format(linear).split()]
+    done = subprocess.run(line, stdout=abandoned_pipe, stderr=abandoned_pipe, check=False)
+    assert done.returncode == code
+
+
+@pytest.mark.slow
+def test_run_without_reader_trains_to_its_end(linear: Path, abandoned_pipe: TextIO) -> None:
+    with (linear.parent / "data.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nprint('imported', flush=True)\n")
+    line = [sys.executable, "-m", "pipeline", "run", str(linear)]
+    done = subprocess.run(line, stdout=abandoned_pipe, stderr=abandoned_pipe, check=False)
+    assert done.returncode == 0
+    assert "to look at the run" in Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()[-1]
+
+
+class OnlyWrites:
+    """What a program may put in the place of a standard stream: `print` needs no more than this."""
+
+    def write(self, text: str) -> int:
+        """Take a text."""
+        return len(text)
+
+
+@pytest.mark.parametrize("live", ["null", "true"])
+def test_run_with_stderr_that_only_writes_trains(linear: Path, monkeypatch: pytest.MonkeyPatch, live: str) -> None:
+    monkeypatch.setattr(sys, "stderr", OnlyWrites())
+    monkeypatch.setattr(sys, "stdout", OnlyWrites())
+    context = GeneralTrainer(linear, [f"plugins=[{{progress_bar: {{live: {live}}}}}]"]).run()
+    assert context["train_state"]["iteration"] == 12
+
+
+def test_run_with_live_bar_without_reader_trains(
+    linear: Path, monkeypatch: pytest.MonkeyPatch, abandoned_pipe: TextIO
+) -> None:
+    """rich would end the process as soon as the bar cannot be drawn."""
+    monkeypatch.setattr(sys, "stderr", abandoned_pipe)
+    context = GeneralTrainer(linear, ["plugins=[{progress_bar: {live: true}}]"]).run()
+    assert context["train_state"]["iteration"] == 12
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
