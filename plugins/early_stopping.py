@@ -40,6 +40,8 @@ class EarlyStopping:
 
     # Each process decides by itself, from the same numbers.
     every_rank = True
+    # `check` finds a number that no validation reports.
+    watches = ("metric",)
 
     def __init__(
         self,

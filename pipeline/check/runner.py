@@ -23,7 +23,7 @@ from pipeline.config.schema import (
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
-from pipeline.user_code.plugins import prediction_formats
+from pipeline.user_code.plugins import configured_plugins, prediction_formats
 
 # What an infer runner has no use for.
 TRAINING = (
@@ -176,17 +176,43 @@ def _check_validation(runner: Setting, phases: Settings) -> None:
     """Check that whatever needs validation numbers gets them."""
     interval, metric = runner["valid_interval"], runner["keep_best"]["metric"]
     validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
+    metric_names = set().union(*map(reported_names, validated))
     # Only of the defaults themselves it is known what they report.
-    known = isinstance(metric.value, str) and all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
+    untouched = all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
+    known = untouched and not may_report(runner.inspection, validated)
     if not validated:
         reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
         _refuse_idle(runner, VALIDATION_KEYS, reason, *(phase["valid_dataset_name"] for phase in phases.values()))
     elif interval.node and interval.value in (None, []) and is_untouched(runner.node, "runner"):
         _refuse_idle(runner, VALIDATION_KEYS[1:], "valid_interval is null; set it, or remove this", interval)
-    elif known:
-        metric_names = set().union(*map(reported_names, validated))
-        if metric.value not in metric_names and not may_report(runner.inspection, validated):
-            metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metric_names)}")
+    elif known and isinstance(metric.value, str) and metric.value not in metric_names:
+        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metric_names)}")
+    if known and phases:
+        qualified = {f"{phase['name'].value}.{name}" for phase in validated for name in reported_names(phase)}
+        _check_plugins(runner, metric_names, qualified)
+
+
+def _check_plugins(runner: Setting, metric_names: Collection[str], qualified: Collection[str]) -> None:
+    """Check that the validations report the numbers that plugins watch.
+
+    Args:
+        runner: the runner.
+        metric_names: the numbers that the validations of its phases report.
+        qualified: the same with the name of the phase before each.
+    """
+    inspection = runner.inspection
+    plugins, _ = configured_plugins(inspection.tree, inspection.workspace)
+    for plugin in plugins:
+        for name in plugin.watched():
+            watches = f"plugin '{plugin.name}' watches '{name}'"
+            if not metric_names:
+                message = f"{watches}, and no phase of {runner.name} is validated; add valid_dataset_name to one"
+            elif name not in metric_names and name not in qualified:
+                known = qualified if "." in name else metric_names
+                message = f"{watches}, which nothing reports{one_of(name, known)}"
+            else:
+                continue
+            inspection.faults.append(plugin.origin.fault("plugins", message))
 
 
 # Keys of the runner that only the default runner stage reads.

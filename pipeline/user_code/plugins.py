@@ -136,8 +136,30 @@ class Plugin:
         names: Sequence[str] | None = getattr(self.settings, side)
         return self.declared(side) if names is None else names
 
+    def watched(self) -> Iterator[str]:
+        """Yield the numbers of a validation that it watches.
+
+        Its class names the arguments of the constructor that say which, as ``watches = ("metric",)``.
+        """
+        for argument in self.declared("watches"):
+            number = self.args.get(argument, self._default(argument))
+            if isinstance(number, str):
+                yield number
+
+    def _default(self, argument: str) -> object:
+        """Return the default of an argument of the constructor, from its source; None if it has none that is a literal."""
+        definition = class_path.examine(self.target)[0] if isinstance(self.target, ClassPath) else None
+        member = classes.member(definition, "__init__") if definition else None
+        if member is None or not isinstance(member[0], ast.FunctionDef):
+            return None
+        arguments = member[0].args
+        with_default = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+        defaults = dict(zip((own.arg for own in with_default), arguments.defaults, strict=True))
+        default = defaults.get(argument)
+        return default.value if isinstance(default, ast.Constant) else None
+
     def declared(self, attribute: str) -> Sequence[str]:
-        """The words that its class has as a tuple: ``before``, ``after`` or ``requires``."""
+        """The words that its class has as a tuple: ``before``, ``after``, ``requires`` or ``watches``."""
         if isinstance(self.target, type):
             words: object = getattr(self.target, attribute, ())
             return words if isinstance(words, tuple | list) else ()

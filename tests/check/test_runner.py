@@ -147,6 +147,28 @@ def test_keys_that_contradict_are_told_at_the_line_of_one_of_them(faults: Faults
 
 
 @pytest.mark.parametrize(
+    ("arguments", "valid", "hint"),
+    [
+        ("{metric: valid_acuracy}", "points", "which nothing reports; did you mean 'valid_accuracy'?"),
+        ("{metric: line.valid_acuracy}", "points", "which nothing reports; did you mean 'line.valid_accuracy'?"),
+        ("{}", "[points, others]", "watches 'valid_loss', which nothing reports"),
+        ("{}", "null", "and no phase of learn is validated; add valid_dataset_name to one"),
+    ],
+)
+def test_metric_of_plugin_that_nothing_reports_is_a_fault(
+    faults: Faults, arguments: str, valid: str, hint: str
+) -> None:
+    """Without an argument it is the default of the constructor, which several datasets do not report."""
+    found = faults("", f"plugins=[{{early_stopping: {arguments}}}]", valid=valid)
+    assert [fault for fault in found if "plugin 'early_stopping' watches" in fault and hint in fault]
+
+
+@pytest.mark.parametrize("metric", ["valid_accuracy", "line.valid_loss"])
+def test_metric_of_plugin_that_a_phase_reports_is_no_fault(faults: Faults, metric: str) -> None:
+    assert faults("", f"plugins=[{{early_stopping: {{metric: {metric}}}}}]") == []
+
+
+@pytest.mark.parametrize(
     ("keys", "place"),
     [
         ("valid_interval: 10", "config.yaml:10:21: runner.learn.valid_interval"),
