@@ -22,7 +22,7 @@ from pipeline.data.workers import supervise_workers
 from pipeline.distributed.world import SINGLE
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.brain import Brain, Stage
-from pipeline.training.evaluation import evaluate
+from pipeline.training.evaluation import evaluate, no_batch
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import loader_of, pass_loader, phase_errors, phase_of
 
@@ -85,24 +85,25 @@ class SanityValidation:
                 with phase_errors(phase.name), _unnoticed(context):
                     loader = _loader(dataset, phase, context)
                     brain = copy_of(phase_of(phase.name, context)["brain"], context, *context["dataset"].values())
-                    self._compute(brain, loader, phase, context)
+                    self._compute(brain, loader, phase, context, dataset)
             if phase.valid_datasets:
                 logger.info(f"sanity_validation: {phase.name}  the first batches of its validation raise no error")
 
-    def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context) -> None:
+    def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context, dataset: str) -> None:
         metrics = build_metrics(phase.metrics, context["config"].workspace, f"phase.{phase.name}.metrics")
         batches = iter(on_device(without_state(for_evaluation(loader)), context["device"]))
         with supervise_workers(batches), suppress(_EnoughError):
-            evaluate(brain, self._first(batches), Stage.VALID, metrics, epoch=context["current_epoch"], world=SINGLE)
+            first = self._first(batches, dataset)
+            evaluate(brain, first, Stage.VALID, metrics, epoch=context["current_epoch"], world=SINGLE)
 
-    def _first(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _first(self, batches: Iterable[Any], dataset: str) -> Iterator[Any]:
         """The first batches; then the evaluation is left, before it is complete."""
         done = 0
         for batch in islice(batches, self.batches):
             yield batch
             done += 1
         if not done:
-            raise DataError("the validation data gave no batch; check it")
+            raise DataError(no_batch(f"'{dataset}'"))
         raise _EnoughError
 
 

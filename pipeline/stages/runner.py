@@ -155,7 +155,7 @@ class Runner(RunnerBase):
                 loader = for_evaluation(loader, every_sample=True)
             with batches_of(loader, context["device"]) as batches:
                 if settings is None:
-                    return evaluate(brain, batches, Stage.TEST, metrics)
+                    return evaluate(brain, batches, Stage.TEST, metrics, data=f"'{dataset}'")
                 # A name of a phase or dataset has no dot.
                 name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
                 path = self._predictions_path(context, settings, name)
@@ -163,7 +163,9 @@ class Runner(RunnerBase):
                 is_main = context["world"].is_main
                 with prediction_formats()[settings.format].load()(path) if is_main else nullcontext(_nothing) as write:
                     observe = with_indices(write, sample_indices(loader))
-                    numbers = evaluate(brain, batches, Stage.TEST, metrics, observe, readable=readable)
+                    numbers = evaluate(
+                        brain, batches, Stage.TEST, metrics, observe, readable=readable, data=f"'{dataset}'"
+                    )
             logger.info(f"predictions of phase '{phase.name}' are in {short(path)}")
             return numbers
 

@@ -61,6 +61,8 @@ def evaluate(
     epoch: int | None = None,
     readable: Callable[[Any, Any], Any] | None = None,
     world: World | None = None,
+    *,
+    data: str = "the evaluated dataset",
 ) -> dict[str, float]:
     """One pass without training, on all ranks: each has batches of its own, and all get the same numbers.
 
@@ -74,9 +76,13 @@ def evaluate(
         epoch: the one that is validated; None in a test.
         readable: makes of (predictions, batch) what metrics and ``observe`` get, in place of the Brain's ``readable``.
         world: the ranks that evaluate together; None: all.
+        data: what is evaluated, for the message that it gave no batch.
 
     Returns:
         ``loss``, if one was computed, the metrics by name, and what the Brain has logged.
+
+    Raises:
+        DataError: no rank has a batch.
     """
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
@@ -121,7 +127,7 @@ def evaluate(
                 judges.judge(make_readable(predictions, batch), target, batch)
         ranks = world.all_gather((has_batches, has_samples, bool(loss.sums)))
         if not any(rank[0] for rank in ranks):
-            raise DataError("the evaluated dataset gave no batch; check it")
+            raise DataError(no_batch(data))
         # The mean over no samples is nan.
         reports_loss = any(rank[2] for rank in ranks) or not any(rank[1] for rank in ranks)
         own = {"loss": loss} if reports_loss else {}
@@ -131,6 +137,11 @@ def evaluate(
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
         count_together(Meter(), brain._pass_numbers, 0, world)
         return brain._with_logged(numbers)
+
+
+def no_batch(data: str) -> str:
+    """Return the message for data without batches; ``data`` names them."""
+    return f"{data} gave no batch; check the dataset, or drop_last with few samples"
 
 
 # What a Brain's ``compute_objectives`` raises for a batch that has no target.

@@ -65,7 +65,7 @@ def test(brain: Brain, loader: Any, show: bool | None) -> float:
         batches: Iterable[Any] = on_device(without_state(loader), brain.device)
         if not bar.disable:
             batches = bar.track(batches, task_id=bar.task_ids[0])
-        return evaluate(brain, batches, Stage.TEST, {}).get("loss", math.nan)
+        return evaluate(brain, batches, Stage.TEST, {}, data="the test set").get("loss", math.nan)
 
 
 class Fit(PassLoop):
@@ -214,7 +214,8 @@ class Fit(PassLoop):
             training.run(update)
         self.metrics = training.numbers
         if self.valid is not None:
-            numbers = evaluate(brain, on_device(without_state(self.valid), brain.device), Stage.VALID, {}, epoch=epoch)
+            batches = on_device(without_state(self.valid), brain.device)
+            numbers = evaluate(brain, batches, Stage.VALID, {}, epoch=epoch, data="the validation set")
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
 
     def open(self, training: TrainPass) -> Iterator[Any] | None:

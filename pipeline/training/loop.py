@@ -715,7 +715,8 @@ class TrainLoop(PassLoop):
                     # Of streams, ranks may have different numbers of batches.
                     streams = getattr(loader, "streams", True)
                     rounds = self.agreement.watched(in_step(batches, self.agreement.world) if streams else batches)
-                return evaluate(phase["brain"], rounds, Stage.VALID, metrics, epoch=context["current_epoch"])
+                epoch: int = context["current_epoch"]
+                return evaluate(phase["brain"], rounds, Stage.VALID, metrics, epoch=epoch, data=f"'{name}'")
 
         return evaluate_each(schema.valid_datasets, evaluate_one)
 

@@ -16,7 +16,7 @@ from pipeline.data.batch import EmptySlice
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.training.brain import ModuleBrain, Stage
-from pipeline.training.evaluation import evaluate
+from pipeline.training.evaluation import evaluate, no_batch
 from pipeline.training.metrics import AUC, GAUC, RMSE, Mean
 from pipeline.training.metrics.base import FromBatch
 from pipeline.training.metrics.ranks import Judges, join
@@ -195,7 +195,7 @@ def error_without_a_batch() -> str:
 
 
 def test_without_any_batch_all_ranks_say_so(two_ranks: Ranks) -> None:
-    assert two_ranks(error_without_a_batch) == ["the evaluated dataset gave no batch; check it"] * 2
+    assert two_ranks(error_without_a_batch) == [no_batch("the evaluated dataset")] * 2
 
 
 class Ragged(Regression):

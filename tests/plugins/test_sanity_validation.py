@@ -286,7 +286,10 @@ def test_an_error_comes_before_the_first_step_and_names_the_phase(log_lines: lis
 
 @pytest.mark.parametrize(
     ("metrics", "message"),
-    [({"auc": {"class": "Accuracy"}}, "phase.p: Accuracy "), ({}, "phase.p: the validation data gave no batch")],
+    [
+        ({"auc": {"class": "Accuracy"}}, "phase.p: Accuracy "),
+        ({}, "phase.p: 'short' gave no batch; check the dataset, or drop_last"),
+    ],
 )
 def test_a_metric_or_data_that_do_not_fit_are_found(metrics: dict[str, Any], message: str) -> None:
     own = {"metrics": metrics} if metrics else {"valid_dataset_name": "short"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,18 @@ def test_metrics_get_what_a_brain_makes_readable() -> None:
 
     brain = Doubling(nn.Identity(), mse)
     assert evaluate(brain, PAIR, Stage.TEST, {"mae": MAE()}) == {"loss": 0.0, "mae": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["train", "infer"])
+def test_evaluation_without_batches_names_the_dataset(linear: Path, kind: str) -> None:
+    """A dataset that is smaller than its batch size gives no batch with drop_last."""
+    line = {"class_path": "{workspace}/data.py:Line", "args": {"size": 8}}
+    train = {"name": "train_data", "batch_size": 4, **line}
+    small = {"name": "small", "batch_size": 9, "drop_last": True, **line}
+    overrides = [f"dataset={json.dumps([train, small])}", "phase.line.valid_dataset_name=small"]
+    if kind == "infer":
+        learn = {"name": "learn", "class": "train", "device": "cpu", "epochs": 1, "valid_interval": None}
+        judge = {"name": "judge", "class": "infer", "device": "cpu"}
+        overrides.append(f"runner={json.dumps([learn, judge])}")
+    with pytest.raises(DataError, match=r"'small' gave no batch; .*drop_last"):
+        GeneralTrainer(linear, overrides).run()

@@ -400,8 +400,10 @@ def test_a_brain_without_opt_class_says_so() -> None:
 def test_a_loader_that_gives_nothing_is_refused(make_table: Table) -> None:
     with pytest.raises(DataError, match="the training set gave no batch in epoch 3; check the dataset, or drop_last"):
         Line().fit([3], Stream([]))
-    with pytest.raises(DataError, match="the evaluated dataset gave no batch; check it"):
+    with pytest.raises(DataError, match="the test set gave no batch; check the dataset, or drop_last"):
         Line().evaluate(Stream([]))
+    with pytest.raises(DataError, match="the validation set gave no batch; check the dataset, or drop_last"):
+        Line().fit([0], [(torch.ones(3), torch.ones(1))], Stream([]))
     with pytest.raises(DataError, match=r"Brain.make_dataloader: list has no samples; check its arguments"):
         Line().fit(range(1), [])
 

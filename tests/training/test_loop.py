@@ -357,7 +357,7 @@ def test_evaluation_leaves_each_module_in_the_mode_that_it_was_in() -> None:
 
 
 def test_evaluation_of_nothing_is_refused() -> None:
-    with pytest.raises(DataError, match="the evaluated dataset gave no batch; check it"):
+    with pytest.raises(DataError, match="the evaluated dataset gave no batch; check the dataset"):
         evaluate(ModuleBrain(nn.Identity(), mse), [], Stage.TEST, {})
 
 
