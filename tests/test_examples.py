@@ -117,7 +117,7 @@ def test_five_stages_prints_in_order_what_each_reads_and_writes(capsys: pytest.C
         ("network", "device (cpu)"),
         ("startup", "engine (SINGLE), line"),
         ("runner", "runner, points, line, optimizer"),
-        ("terminal", "line, loss, run_dir"),
+        ("terminal", "line, loss, run_dir, world"),
     ]
 
 

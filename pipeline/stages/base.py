@@ -5,6 +5,7 @@ One that is built otherwise defines ``from_context``, as an ExperimentBase does.
 ``reads`` and ``writes`` name the context keys that a stage needs and leaves; they are optional, and the trainer holds a
 stage to what it declares. What a base class declares counts where its method runs: not overridden, or called by the
 stage's. A stage may write ``context["status"]`` to name the stage that follows it.
+Where several processes train together, each of them runs every stage. Write files if ``context["world"].is_main`` only.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ class RunnerBase(StageBase):
 
 
 class TerminalBase(StageBase):
-    """Runs once, after success. A subclass may also define ``abort(context, error)``, which runs after a failure instead."""
+    """Runs once, after success. A subclass may also define ``abort(context, error)``, which runs after a failure instead.
+
+    Where several processes train together, each of them runs it: write files if ``context["world"].is_main`` only.
+    """
 
     @abstractmethod
     def terminal(self, context: Context) -> None:

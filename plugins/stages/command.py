@@ -60,6 +60,7 @@ def _write_one(page: click.HelpFormatter, stage: str) -> None:
             ("config keys", f"{stage}_class_path, {stage}_args"),
             ("reads", ", ".join(flow.reads()) or "nothing"),
             ("writes", ", ".join(flow.writes()) or "nothing"),
+            ("runs", "on every rank; write files if context['world'].is_main only"),
         ]
     )
     _write_methods(page, "Methods to call or override", _methods(default))

@@ -365,7 +365,7 @@ def test_the_example_of_five_stages(drawn: Drawn) -> None:
         ],
         "terminal": [
             "custom your_terminal.py:8",
-            "from network: line from runner: loss from the trainer: run_dir",
+            "from network: line from runner: loss from the trainer: run_dir, world",
             "",
         ],
     }

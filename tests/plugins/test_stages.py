@@ -84,6 +84,7 @@ def test_a_name_gives_the_facts_of_its_stage(said: Said, shipped: dict[str, type
             "base class": f"pipeline.{base.__name__}; the trainer calls its method {method}",
             "default": f"pipeline.stages.{shipped[stage].__name__}: {first_line(shipped[stage])}",
             "config keys": f"{stage}_class_path, {stage}_args",
+            "runs": "on every rank; write files if context['world'].is_main only",
         }.items()
     )
     assert getattr(package, base.__name__) is base
@@ -176,10 +177,10 @@ EFFECTS: dict[str, Callable[[Context], bool]] = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_example_has_five_lines_in_its_class_and_does_what_it_says(said: Said, stage: str) -> None:
+def test_an_example_is_short_and_does_what_it_says(said: Said, stage: str) -> None:
     shutil.copytree(REPOSITORY / "plugins" / "new" / "templates" / "plain", "mine")
     text = inspect.cleandoc(section(said(stage), "Example"))
-    assert len(text.partition("\nclass ")[2].splitlines()) == 5
+    assert len(text.partition("\nclass ")[2].splitlines()) <= 7
     Path("mine", f"{stage}.py").write_text(text, encoding="utf-8")
     Path("mine/words.txt").write_text("to be", encoding="utf-8")
     settings = [f"{stage}_class_path={{workspace}}/{stage}.py", "epochs=30" if stage == "runner" else "epochs=1"]

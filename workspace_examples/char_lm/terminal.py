@@ -30,8 +30,10 @@ class Terminal(stages.Terminal):
         if best := checkpointer.best("valid_perplexity", "min"):
             checkpointer.load_weights(best, context["model"])
         text = decode(self.sample(context["model"]["char_lm"]["model"], encode(self.beginning).to(context["device"])))
-        (context["run_dir"] / "sample.txt").write_text(text, encoding="utf-8")
-        logger.info(f"the best model writes:\n{text}")
+        # Every rank runs this stage, and one writes the file.
+        if context["world"].is_main:
+            (context["run_dir"] / "sample.txt").write_text(text, encoding="utf-8")
+            logger.info(f"the best model writes:\n{text}")
 
     @torch.no_grad()
     def sample(self, model: nn.Module, characters: Tensor) -> Tensor:
