@@ -566,6 +566,15 @@ def test_the_example_plugin_stops_the_smallest_job(tmp_path: Path) -> None:
     assert context["metrics"]["spirals"]["valid_accuracy"] > 0.95
 
 
+@pytest.mark.parametrize("folder", ["", "pipeline", "plugins"])
+def test_new_commands_in_the_order_of_the_page_work(folder: str) -> None:
+    """A stage or plugin is added to a workspace, which has to be written before."""
+    commands = re.findall(r"pipeline (new mine[^`\n]*)", READMES[folder])
+    for command in dict.fromkeys(commands):
+        done = CliRunner().invoke(group, command.split())
+        assert done.exit_code == 0, done.output
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_example_stage_works_in_what_new_writes(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / kind
