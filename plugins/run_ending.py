@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from loguru import logger
@@ -16,6 +17,9 @@ from pipeline.errors import ExitCode, NoCheckpointError, StorageError
 from pipeline.run.directory import RunDirectory
 from pipeline.run.failures import exit_code
 from pipeline.run.session import Run, RunnerSession
+from pipeline.user_code.imports import DISTRIBUTION, extra_of
+
+from .shared.report_packages import NEEDS
 
 # So many files are named.
 _MOST = 3
@@ -37,13 +41,23 @@ def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | No
             f"{runner.settings.name} {how}; {f'saved in {short(folder)}: {items}' if items else 'nothing is kept'}"
         )
     elif run.resume_command and not error and not run.unfinished():
-        logger.info(f"to look at the run: pipeline report {shlex.quote(short(run.directory.path))}")
+        logger.info(f"to look at the run: {_how_to_look(run.directory.path)}")
     elif run.resume_command:
         failed = error is not None and exit_code(error, run) not in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
         if not isinstance(error, NoCheckpointError) and _is_resumable(run.directory):
             logger.log("WARNING" if error else "INFO", _how_to_go_on(run, runner, failed))
         elif not failed:
             logger.warning("nothing was saved yet with which the run could go on; begin it again")
+
+
+def _how_to_look(run_dir: Path) -> str:
+    """Return the command that shows a run: the page, if what draws it is installed, else a table."""
+    path = shlex.quote(short(run_dir))
+    missing = next((name for name in NEEDS if find_spec(name) is None), None)
+    if missing is None:
+        return f"pipeline report {path}"
+    extra = extra_of(missing)
+    return f"pipeline runs {path} (a page with its curves needs pip install '{DISTRIBUTION}[{extra}]')"
 
 
 def _is_resumable(directory: RunDirectory) -> bool:

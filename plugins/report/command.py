@@ -14,11 +14,9 @@ from pipeline.errors import ConfigError
 from pipeline.run.runs import RunRecord, list_runs
 from pipeline.user_code.imports import no_package
 
+from ..shared.report_packages import NEEDS
 from ..shared.run_comparison import compare_runs
 from .run_data import RunData, read_run
-
-# What draws and writes the page.
-NEEDS = ("bokeh", "jinja2")
 
 
 @click.command("report")

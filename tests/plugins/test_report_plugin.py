@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from pipeline_plugins.report import plugin as module
-from pipeline_plugins.report.command import NEEDS
+from pipeline_plugins.shared.report_packages import NEEDS
 
 from pipeline import Context, GeneralTrainer
 from pipeline.config.load import ConfigBuilder

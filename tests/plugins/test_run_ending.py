@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,6 +156,19 @@ def test_each_runner_says_at_its_end_what_it_has_saved(linear: Path, log_lines: 
     assert train == f"INFO t done; saved in {run_dir() / 't'}: {items}\n"
     assert infer == f"INFO i done; saved in {run_dir() / 'i'}: results.json, line_predictions.jsonl\n"
     assert log_lines[-1] == f"INFO to look at the run: pipeline report {run_dir()}\n"
+
+
+def test_run_without_the_extra_names_a_command_that_works(
+    linear: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch, pipeline: Callable[..., Result]
+) -> None:
+    """`pipeline report` needs bokeh and jinja2."""
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    GeneralTrainer(linear).run()
+    command = re.search(r"INFO to look at the run: pipeline ([^(]*) \(", log_lines[-1])
+    assert command
+    done = pipeline(*shlex.split(command[1]))
+    assert done.exit_code == 0
+    assert run_dir().name in done.stdout
 
 
 def test_of_a_debug_run_nothing_is_kept_and_nothing_goes_on(linear: Path, log_lines: list[str]) -> None:
