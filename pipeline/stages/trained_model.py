@@ -84,7 +84,8 @@ def load(
     """The trained model of a run. Nothing is trained or written, and the random states stay as they are.
 
     The instance and the network stage of the run build it, from the config in the run directory, with the code of its
-    workspace as that is now; the log says what has changed in it. The plugins that wrap models do so, no others are built.
+    workspace as that is now. The log says what has changed in it. ``load(run, workspace=run / "workspace")`` uses the copy
+    in the run directory instead: the code as it was. The plugins that wrap models do so, no others are built.
 
     Args:
         run: a run directory, or a checkpoint in one; with ``workspace``, a checkpoint or a file of weights anywhere.
@@ -130,8 +131,12 @@ def _config_of_run(run_dir: Path, workspace: str | os.PathLike[str] | None) -> C
         source = yaml_tree.parse(text, yaml_tree.Origin(str(file))).plain()
     config = _read(source)
     logger.info(f"config {file}, workspace {config.workspace}")
-    for message in changed_copies(RunDirectory(run_dir), config.workspace):
+    changes = changed_copies(RunDirectory(run_dir), config.workspace)
+    for message in changes:
         logger.warning(message)
+    copy = run_dir / "workspace"
+    if changes and workspace is None and copy.is_dir():
+        logger.warning(f"the code is used as it is now; for that of the run: load(…, workspace={str(copy)!r})")
     return config
 
 

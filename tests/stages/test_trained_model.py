@@ -122,6 +122,23 @@ def test_code_that_has_changed_is_used_and_the_log_says_so(
     assert any("net.py: is not as it was" in line for line in log_lines)
 
 
+def test_load_after_an_edit_names_the_copy_of_the_code(
+    linear: Path, workspace: Workspace, log_lines: list[str]
+) -> None:
+    """The weights do not fit the new code, and do fit the copy that the log names."""
+    workspace({"net.py": NET})
+    run(linear, "phase.line.model={workspace}/net.py", "phase.line.model_args={}")
+    workspace({"net.py": NET.replace("Linear(1, 1)", "Linear(1, 2)")})
+    with pytest.raises(CheckpointError):
+        pipeline.load("runs/workspace/latest", "last")
+    copy = Path("runs/workspace/latest/workspace").absolute()
+    assert any(f"load(…, workspace={str(copy)!r})" in line for line in log_lines)
+    log_lines.clear()
+    trained = pipeline.load("runs/workspace/latest", "last", workspace=copy)
+    assert trained.model.line.out_features == 1
+    assert not any("workspace=" in line for line in log_lines)
+
+
 def test_a_run_directory_that_others_may_write_to_is_refused(linear: Path) -> None:
     run_dir = run(linear)["run_dir"]
     (run_dir / "config.yaml").chmod(0o666)
