@@ -566,6 +566,14 @@ def test_the_example_plugin_stops_the_smallest_job(tmp_path: Path) -> None:
     assert context["metrics"]["spirals"]["valid_accuracy"] > 0.95
 
 
+def test_device_that_is_refused_is_listed_as_missing(linear: Path) -> None:
+    """The page says that the package runs on macOS, whose GPUs are `mps`."""
+    [fault] = check(linear, ["runner.train_runner.device=mps"])
+    assert "is 'mps'" in fault.message
+    [missing] = re.findall(r"## What is not there yet\n(.*?)\n## ", README, flags=re.DOTALL)
+    assert "`device: mps`" in missing
+
+
 @pytest.mark.parametrize("folder", ["", "pipeline", "plugins"])
 def test_new_commands_in_the_order_of_the_page_work(folder: str) -> None:
     """A stage or plugin is added to a workspace, which has to be written before."""
