@@ -19,6 +19,8 @@ from .compare import BEFORE, compare, compare_directories
 from .files import NOTHING, Finding
 from .runs import FinishedRun, Runs, iterations
 
+# Of the further lines of a finding.
+_INDENT = " " * 22
 _NOT_REPEATABLE = """\
 The run does not repeat itself, even where nothing has interrupted it. Usual causes: `seed: null`, randomness from
 outside of the generators of python, numpy and torch, operations without a fixed order (`deterministic: true` finds
@@ -27,6 +29,9 @@ _STATE_LOST = """\
 Usual causes: state that no checkpoint holds (an attribute of the model that is no buffer, a counter of a dataset;
 keep it with context["checkpointer"].add_recoverable), randomness from outside of the generators of python, numpy
 and torch, the time."""
+_VOLATILE = """\
+If two equal runs need not have this file alike, name it in the class of the plugin or stage that writes it:
+volatile = ({!r},)"""
 
 
 @click.command("resume-test")
@@ -36,9 +41,8 @@ and torch, the time."""
     "kills",
     type=click.IntRange(min=1),
     multiple=True,
-    required=True,
     metavar="N",
-    help="Kill the run after iteration N and resume it; may be given several times.",
+    help="Kill the run after iteration N and resume it; may be given several times. By default after two thirds.",
 )
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep both runs in a new folder.")
 def command(path: str, overrides: Sequence[str], kills: Sequence[int], keep: Path | None) -> None:
@@ -87,13 +91,14 @@ def _report(runs: Runs, kills: Sequence[int]) -> bool:
 
 
 def _print(findings: Sequence[Finding]) -> Sequence[Finding]:
-    for part, text, differs in findings:
-        click.echo(f"  {part:<18}  {'DIFFERS  ' if differs else ''}{text}")
+    for finding in findings:
+        text = finding.text.replace("\n", f"\n{_INDENT}")
+        click.echo(f"  {finding.part:<18}  {'DIFFERS  ' if finding.differs else ''}{text}")
     return findings
 
 
 def _kills(runs: Runs, straight: FinishedRun, kills: Sequence[int]) -> list[tuple[str, int]]:
-    """Every runner is killed at each of the iterations that it comes to.
+    """Every runner is killed at each of the iterations that it comes to; without any, after two thirds of its own.
 
     Raises:
         ConfigError: none comes so far.
@@ -106,6 +111,8 @@ def _kills(runs: Runs, straight: FinishedRun, kills: Sequence[int]) -> list[tupl
         if kill > max(ends.values()):
             lengths = ", ".join(f"{runner} ends after {end} iterations" for runner, end in ends.items())
             raise ConfigError(f"--at {kill}: {lengths}; choose one before that")
+    if not kills:
+        return [(runner, max(1, end * 2 // 3)) for runner, end in ends.items() if end]
     return [(runner, kill) for runner, end in ends.items() for kill in kills if kill <= end]
 
 
@@ -116,7 +123,10 @@ def _conclude(findings: Sequence[Finding]) -> bool:
         but = f", but for what was {NOTHING}: {', '.join(dict.fromkeys(missing))}" if missing else ""
         click.echo(f"equal, bit for bit{but}")
         return True
-    part, text, _ = differing[0]
-    click.echo(f"NOT equal; first, in {part}: {text}")
-    click.echo(_NOT_REPEATABLE if part == BEFORE else _STATE_LOST)
+    first = differing[0]
+    line, *_ = first.text.splitlines()
+    click.echo(f"NOT equal; first, in {first.part}: {line}")
+    click.echo(_NOT_REPEATABLE if first.part == BEFORE else _STATE_LOST)
+    if first.pattern:
+        click.echo(_VOLATILE.format(first.pattern))
     return False

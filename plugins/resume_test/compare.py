@@ -55,7 +55,7 @@ def compare_directories(straight: FinishedRun, interrupted: FinishedRun, runners
         patterns = _recordings(straight, runner)[0].volatile
         for paths, folder in zip(volatile, folders, strict=True):
             paths.update(volatile_files(folder / runner, patterns))
-    return list(compare_files(*folders, volatile, apart=runners))
+    return list(compare_files(*folders, volatile, apart=runners, where="../"))
 
 
 def _recordings(run: FinishedRun, runner: str) -> list[Recording]:

@@ -6,11 +6,13 @@ import filecmp
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import unified_diff
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.checkpoint.comparison import differences
+from pipeline.errors import printable
 from pipeline.run.directory import RunDirectory
 from pipeline.run.provenance import Provenance
 
@@ -23,6 +25,11 @@ OURS = {
 """Writer -> the volatile files that are right in a run directory."""
 NOTHING = "not saved on either side"
 _MOST = 20
+# So many lines of a text file are compared from its first difference on, and so many of the result are shown.
+_WINDOW = 100
+_MOST_LINES = 8
+# Characters of a line.
+_LONGEST = 200
 
 
 class Finding(NamedTuple):
@@ -32,11 +39,13 @@ class Finding(NamedTuple):
         part: what was compared.
         text: that it is the same, or the first thing in it that differs.
         differs: whether anything does.
+        pattern: of a file, how the ``volatile`` of its writer would name it.
     """
 
     part: str
     text: str
     differs: bool = False
+    pattern: str = ""
 
 
 def volatile_files(folder: Path, patterns: Mapping[str, Sequence[str]]) -> dict[Path, str]:
@@ -50,7 +59,11 @@ def volatile_files(folder: Path, patterns: Mapping[str, Sequence[str]]) -> dict[
 
 
 def compare_files(
-    straight: Path, interrupted: Path, volatile: Sequence[Mapping[Path, str]], apart: Sequence[str]
+    straight: Path,
+    interrupted: Path,
+    volatile: Sequence[Mapping[Path, str]],
+    apart: Sequence[str],
+    where: str = "",
 ) -> Iterator[Finding]:
     """Compare every file under two folders: JSON by its content, others byte by byte.
 
@@ -59,6 +72,7 @@ def compare_files(
         interrupted: the same folder in the other one.
         volatile: for each of the two, path -> the class that names it volatile.
         apart: the entries of the folders that are compared by themselves.
+        where: the folders as seen from the folder of a runner.
 
     Yields:
         Each file that differs; those that are the same; those that were not compared, and why.
@@ -70,7 +84,7 @@ def compare_files(
         if reason := _not_comparable(paths, volatile):
             skipped.setdefault(reason, []).append(str(name))
         elif difference := file_difference(*paths):
-            yield Finding(str(name), difference, differs=True)
+            yield Finding(str(name), difference, differs=True, pattern=f"{where}{name}")
         else:
             same.append(str(name))
     if same:
@@ -102,7 +116,27 @@ def file_difference(straight: Path, interrupted: Path) -> str | None:
     shorter = min(len(one), len(other))
     equal = next((place for place in range(shorter) if one[place] != other[place]), shorter)
     line = one.count(b"\n", 0, equal) + 1
-    return f"from byte {equal} on, in line {line}"
+    return f"from byte {equal} on, in line {line}{_differing_lines(one, other, line)}"
+
+
+def _differing_lines(one: bytes, other: bytes, first: int) -> str:
+    """Return the lines that differ, each on a line of its own; ``""`` if a file is no text.
+
+    Args:
+        one: what the straight run has written.
+        other: what the interrupted run has written.
+        first: the number of the first line that differs, from 1.
+    """
+    try:
+        straight, interrupted = (content.decode("utf-8").splitlines()[first - 1 :] for content in (one, other))
+    except UnicodeDecodeError:
+        return ""
+    # The first two lines name the files.
+    diff = unified_diff(straight[:_WINDOW], interrupted[:_WINDOW], n=0, lineterm="")
+    changes = [line for line in diff if not line.startswith("@@")][2:]
+    shown = [printable(line[:_LONGEST], keep="\t") for line in changes[:_MOST_LINES]]
+    more = [f"… and {len(changes) - _MOST_LINES} more"] if len(changes) > _MOST_LINES else []
+    return "\n".join([" (- straight, + interrupted):", *shown, *more])
 
 
 def _difference_of_lines(one: bytes, other: bytes) -> str | None:

@@ -158,9 +158,13 @@ def test_a_file_that_a_plugin_only_appends_to_is_found_and_a_volatile_one_listed
     pipeline: Call, linear: Path, workspace: Workspace
 ) -> None:
     workspace({"appending.py": APPENDING})
-    done = pipeline("resume-test", linear, 'plugins=["{workspace}/appending.py"]', "--at", 8)
+    done = pipeline("resume-test", linear, 'plugins=["{workspace}/appending.py"]')
     assert done.exit_code == 1, done.output
-    assert parts(done)["lines.txt"] == "DIFFERS  from byte 96 on, in line 13"
+    # After two thirds of its 12 iterations.
+    assert "killed after iteration 8, resumed after iteration 6\n" in done.stdout
+    assert parts(done)["lines.txt"] == "DIFFERS  from byte 96 on, in line 13 (- straight, + interrupted):"
+    assert f"\n{' ' * 22}+a batch\n" in done.stdout
+    assert "of the plugin or stage that writes it:\nvolatile = ('lines.txt',)\n" in done.stdout
     assert "clock.txt (volatile in Plugin); timing.jsonl (volatile in MetricLog)" in done.stdout
     assert done.stdout.count("DIFFERS") == 1
 
@@ -191,7 +195,6 @@ def test_a_run_that_fails_by_itself_is_not_tested(pipeline: Call, linear: Path) 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "Missing option '--at'"),
         (["--at", "0"], "0 is not in the range x>=1"),
         (["--at", "1", "mode=nobody"], "there is no runner 'nobody'"),
         (

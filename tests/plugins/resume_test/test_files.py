@@ -23,7 +23,7 @@ def written(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 def said(straight: Path, interrupted: Path, *volatile: str, apart: tuple[str, ...] = ()) -> Said:
     """Part -> (text, whether it differs)."""
     paths = [volatile_files(folder, {"Plot": volatile}) for folder in (straight, interrupted)]
-    return {part: (text, differs) for part, text, differs in compare_files(straight, interrupted, paths, apart)}
+    return {found.part: (found.text, found.differs) for found in compare_files(straight, interrupted, paths, apart)}
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,18 @@ def said(straight: Path, interrupted: Path, *volatile: str, apart: tuple[str, ..
         ("a.json", '{"x": {"y": 1}}', '{"x": {"y": 2}}', "x.y: 1 and 2"),
         ("a.json", "[NaN]", "[ NaN]", None),
         ("a.json", "[0.0]", "[-0.0]", "[0]: 0.0 and -0.0"),
-        ("a.json", "{torn", "{toni", "from byte 3 on, in line 1"),
+        ("a.json", "{torn", "{toni", "from byte 3 on, in line 1 (- straight, + interrupted):\n-{torn\n+{toni"),
         ("a.jsonl", '{"x": 1}\n{"y": 2}', '{"x":1}\n{"y":2}\n', None),
         ("a.jsonl", '{"x": 1}\n{"iteration": 3, "x": 1}', '{"x": 1}\n{"iteration": 3, "x": 2}', "line 2: x: 1 and 2, at iteration 3"),
         ("a.jsonl", "1\n", "1\n2\n", "line 2: only the interrupted run has it"),
         ("a.jsonl", "1\n2\n", "1\n", "line 2: only the straight run has it"),
-        ("a.txt", "one\ntwo\n", "one\ntwx\n", "from byte 6 on, in line 2"),
-        ("a.txt", "one", "one more", "from byte 3 on, in line 1"),
-        ("a.txt", '{"x": 1}', '{"x":1}', "from byte 5 on, in line 1"),
+        ("a.txt", "one\ntwo\n", "one\ntwx\n", "from byte 6 on, in line 2 (- straight, + interrupted):\n-two\n+twx"),
+        ("a.txt", "one", "one more", "from byte 3 on, in line 1 (- straight, + interrupted):\n-one\n+one more"),
+        ("a.txt", '{"x": 1}', '{"x":1}', "from byte 5 on, in line 1 (- straight, + interrupted):\n-{\"x\": 1}\n+{\"x\":1}"),
+        ("a.txt", "1\n", "".join(f"{number}\n" for number in range(1, 12)), "from byte 2 on, in line 2 (- straight, + interrupted):\n"
+         "+2\n+3\n+4\n+5\n+6\n+7\n+8\n+9\n… and 2 more"),
         ("a.png", b"\x00\xff", b"\x00\xff", None),
+        ("a.png", b"\x00\xff", b"\x00\xfe", "from byte 1 on, in line 1"),
     ],
 )  # fmt: skip
 def test_two_files_differ_in_what_they_mean(
@@ -65,7 +68,7 @@ def test_what_its_writer_names_volatile_is_listed_and_not_compared(tmp_path: Pat
     straight = written(tmp_path / "a", dict.fromkeys(names, "one"))
     other = written(tmp_path / "b", dict.fromkeys([*names, "plots/c.png"], "other"))
     assert said(straight, other, "now.txt", "plots", "*/x.log") == {
-        "x.log": ("from byte 1 on, in line 1", True),
+        "x.log": ("from byte 1 on, in line 1 (- straight, + interrupted):\n-one\n+other", True),
         "not compared": ("deep/x.log, now.txt, plots/a/b.png, plots/c.png (volatile in Plot)", False),
     }
 
