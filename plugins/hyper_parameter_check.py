@@ -138,9 +138,9 @@ def _words(files: Iterable[Path]) -> set[str]:
 
 def _user_files(tree: Node, workspace: Path | None) -> list[Path]:
     """The files of user code that the config names, and those that they import relatively."""
-    plugins, inspection = tree.child("plugins"), Inspection(tree, workspace, [])
-    names = (name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children())
-    for value in (*(node.value for _, node in tree.walk()), *names):
+    inspection = Inspection(tree, workspace, [])
+    for _, node in tree.walk():
+        value = node.value
         if isinstance(value, str) and re.search(r"\.py(:\w+)?$", value):
             Setting(inspection, "", Node(value, tree.origin), tree.origin).find_class("Any")
     return inspection.files

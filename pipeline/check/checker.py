@@ -107,7 +107,7 @@ def inspect(
     if builder.config:
         builder.config.sources = inspection.files
         builder.config.swaps = inspection.swaps
-        builder.config.notes = list(dict.fromkeys(inspection.notes))
+        builder.config.notes = list(dict.fromkeys([*builder.notes, *inspection.notes]))
         builder.config.reads.suspects = inspection.suspects
     return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
 

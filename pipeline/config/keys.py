@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import aliases
+from pipeline.config import aliases, plugin_list
 from pipeline.config.schema import SECTIONS, ConfigSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
 
@@ -55,6 +55,7 @@ def addresses_of(tree: Node) -> set[str]:
 
 def find_key(tree: Node, address: str) -> Node | None:
     """The value at an address, under any of its names; else its default."""
+    address = plugin_list.full_address(address)
     names, section = aliases.names_of(address), tree.find(address.rpartition(".")[0])
     if section is None or not isinstance(section.value, dict):
         return tree.find(address)

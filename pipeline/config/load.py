@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.config import aliases, schema, yaml_tree
+from pipeline.config import aliases, plugin_list, schema, yaml_tree
 from pipeline.config.interpolation import References
 from pipeline.config.usage import UsageTracker
 from pipeline.config.validation import validate
@@ -22,8 +22,11 @@ from pipeline.errors import ConfigError, Fault, nearest, one_of
 _PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")
 
 
-def apply_overrides(override: str, tree: Node) -> list[Fault]:
-    """Apply overrides to ``tree``, and return their faults; a relative path belongs to the working directory."""
+def apply_override(override: str, tree: Node, notes: list[str]) -> list[Fault]:
+    """Apply an override to ``tree``, and return its faults.
+
+    A relative path belongs to the working directory. ``notes`` takes what the override drops.
+    """
     address, equals, text = override.removeprefix("+").partition("=")
     origin = Origin(f"override '{override}'", Path())
     if not equals or not address:
@@ -32,12 +35,49 @@ def apply_overrides(override: str, tree: Node) -> list[Fault]:
         return [origin.fault("", f"more than {MAX_DEPTH} levels; use a shorter address")]
     try:
         value = Node(text, origin) if _PLACEHOLDER.match(text) else yaml_tree.parse(text, origin)
-        if not override.startswith("+"):
+        adds = override.startswith("+")
+        if address.partition(".")[0] == plugin_list.SECTION:
+            return _override_plugins(tree, address, value, notes, adds=adds)
+        if not adds:
             _refuse_new(tree, address, origin)
         _set(tree, address, value)
     except ConfigError as error:
         return [origin.fault(address, fault.message) for fault in error.faults]
     return []
+
+
+def _override_plugins(
+    tree: Node,
+    address: str,
+    value: Node,
+    notes: list[str],
+    *,
+    adds: bool,
+) -> list[Fault]:
+    """Apply an override of ``plugins`` or of a value in it.
+
+    ``+plugins=[…]`` merges a list into that of the config, ``plugins=[…]`` replaces it.
+    """
+    faults: list[Fault] = []
+    if address != plugin_list.SECTION:
+        target = plugin_list.prepare_override(tree, address, value, adds=adds)
+        if target:
+            _set(tree, target, value)
+        return faults
+    plugin_list.use_long_form(value)
+    value.key = value.origin
+    present = tree.child(address)
+    if present is None:
+        tree.value[address] = value
+    elif not adds:
+        if lost := plugin_list.losses(tree, value):
+            what = f"replaces the list and drops {', '.join(lost)}"
+            remedy = f"to keep the list and add to it, write +{address}=[…]"
+            notes.append(f"{value.origin}: {address}: {what}; {remedy}")
+        tree.value[address] = plugin_list.replace_list(present, _unmarked(value, faults))
+    elif value.value != []:
+        tree.value[address] = merge(present, value, faults, address)
+    return faults
 
 
 def _refuse_new(tree: Node, address: str, origin: Origin) -> None:
@@ -110,6 +150,7 @@ def read_with_bases(
         ConfigError: one of the files cannot be read, or they inherit from each other in a circle.
     """
     tree = yaml_tree.read_file(path, faults)
+    plugin_list.use_long_form(tree.child(plugin_list.SECTION))
     bases = tree.value.pop("_base_", None)
     merged: Node | None = None
     clashes: list[tuple[str, Node, Node]] = []
@@ -149,11 +190,11 @@ def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], 
 
 def _clashes(first: Node, second: Node, address: str = "") -> Iterator[tuple[str, Node, Node]]:
     """(address, value, other value) of everything that two bases set differently."""
+    if _replaces(second) and type(first.value) is type(second.value):
+        return
     if not _mergeable(first, second):
         if repr(first.plain()) != repr(second.plain()) and not (_refines(first, second) or _refines(second, first)):
             yield address, first, second
-        return
-    if isinstance(second.value, dict) and (mark := second.value.get("_delete_")) and mark.value is True:
         return
     children = dict(first.children())
     for part, child in second.children():
@@ -175,9 +216,17 @@ def _refines(node: Node, other: Node) -> bool:
 def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Node:
     """Merge ``over`` into ``base``: mappings by key, lists of named items by name; all else is replaced.
 
-    ``_delete_: true`` in a mapping replaces the base's instead of merging into it.
+    ``_delete_: true`` in a mapping, or ``{_delete_: true}`` in a list, replaces the base's instead
+    of merging into it.
     """
-    replaces = isinstance(over.value, dict) and _takes_mark(over, faults)
+    replaces = isinstance(over.value, dict | list) and _takes_mark(over, faults)
+    are_lists = isinstance(base.value, list) and isinstance(over.value, list)
+    if address == plugin_list.SECTION and are_lists:
+        if _refines(base, over):
+            return base
+        if replaces or not over.value:
+            return plugin_list.replace_list(base, _unmarked(over, faults))
+        return _merge_plugins(base, over, faults)
     if _mergeable(base, over) and not replaces:
         children = dict(base.children())
         for part, _ in over.children():
@@ -195,12 +244,72 @@ def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Nod
     return _unmarked(over, faults).take_place_of(base)
 
 
+def _merge_plugins(base: Node, over: Node, faults: list[Fault]) -> Node:
+    """Merge a list of plugins into that of a base, by name.
+
+    A plugin that the list names again, or of which it names another class, is added. The check
+    refuses the second one.
+    """
+    plugins = list(base.value)
+    names = [plugin.name for plugin in plugins]
+    merged: set[str] = set()
+    for plugin in over.value:
+        place = names.index(plugin.name) if plugin.name and plugin.name in names else None
+        if place is None or plugin.name in merged or not _is_same_plugin(plugins[place], plugin):
+            plugins.append(_unmarked(plugin, faults))
+            continue
+        merged.add(plugin.name)
+        present = plugins[place]
+        if _refines(present, plugin):
+            continue
+        if plugin_list.is_removed(present) or plugin_list.is_removed(plugin):
+            plugins[place] = _unmarked(plugin, faults).take_place_of(present)
+        else:
+            plugins[place] = merge(present, plugin, faults, f"{plugin_list.SECTION}.{plugin.name}")
+    earlier = unique_nodes(*base.earlier, base, *over.earlier)
+    return Node(plugins, over.origin, over.key, earlier=earlier)
+
+
+def _is_same_plugin(base: Node, over: Node) -> bool:
+    """Whether a plugin may be merged: its short form does not name another class."""
+    path = over.child("class_path")
+    is_removed = plugin_list.is_removed(base) or plugin_list.is_removed(over)
+    if path is None or path.key is not None or is_removed or "_delete_" in over.value:
+        return True
+    other = base.child("class_path")
+    return other is not None and _normal_class_path(path) == _normal_class_path(other)
+
+
+def _normal_class_path(path: Node) -> Any:
+    if not isinstance(path.value, str):
+        return path.value
+    return os.path.normpath(_class_file(path.value, path.origin))
+
+
 def _takes_mark(node: Node, faults: list[Fault]) -> bool:
-    """Remove ``_delete_`` from a mapping, and return its value."""
+    """Remove the mark ``_delete_`` from a mapping or list, and return its value."""
+    if isinstance(node.value, list):
+        marks = [item for item in node.value if _is_mark(item)]
+        node.value = [item for item in node.value if not _is_mark(item)]
+        values = [_takes_mark(mark, faults) for mark in marks]
+        return any(values)
     mark = node.value.pop("_delete_", None)
     if mark and not isinstance(mark.value, bool):
         faults.append(mark.origin.fault("_delete_", f"is {mark.plain()!r}; write true, or leave it out"))
     return bool(mark and mark.value is True)
+
+
+def _is_mark(item: Node) -> bool:
+    """Whether an item of a list is ``{_delete_: …}`` and nothing else."""
+    return isinstance(item.value, dict) and [*item.value] == ["_delete_"]
+
+
+def _replaces(node: Node) -> bool:
+    """Whether a mapping or list that is not merged yet has the mark ``_delete_: true``."""
+    if isinstance(node.value, list):
+        return any(_replaces(item) for item in node.value if _is_mark(item))
+    mark = node.value.get("_delete_") if isinstance(node.value, dict) else None
+    return mark is not None and mark.value is True
 
 
 def _mergeable(*nodes: Node) -> bool:
@@ -216,7 +325,7 @@ def _has_names(node: Node) -> bool:
 def _unmarked(node: Node, faults: list[Fault]) -> Node:
     """The node without its ``_delete_`` marks."""
     for _, child in [("", node), *node.walk()]:
-        if isinstance(child.value, dict):
+        if isinstance(child.value, dict | list):
             _takes_mark(child, faults)
     return node
 
@@ -257,7 +366,7 @@ class Config:
         reads: what of it was read so far.
         sources: the files of user code that it names, and their neighbours; filled in by the check.
         swaps: what changes where a stage is not the default; filled in by the check.
-        notes: what is no fault, but perhaps not meant; filled in by the check.
+        notes: what is no fault, but perhaps not meant; the check adds to it.
         overrides: those that it was read with.
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
     """
@@ -308,7 +417,7 @@ class Config:
 
     def get(self, address: str, default: Any = None) -> Any:
         """The plain value at a dotted address such as ``runner.train_runner.epochs``."""
-        node = self.tree.find(address)
+        node = self.tree.find(plugin_list.full_address(address))
         (self.reads.missing if node is None else self.reads.addresses).add(address)
         return default if node is None else node.plain()
 
@@ -324,6 +433,10 @@ class Config:
     def plain(self, *, expanded: bool = True) -> dict[str, Any]:
         """The config as a new dict; ``expanded=False`` keeps ``${env:…}`` unexpanded."""
         return dict(self.tree.plain(expanded=expanded))
+
+    def notes_about(self, address: str) -> list[str]:
+        """Return the notes about the value at an address."""
+        return [note for note in self.notes if f": {address}: " in note]
 
     def in_run(self, run_dir: Path) -> Config:
         """The same config with ``{run_dir}`` replaced."""
@@ -357,6 +470,8 @@ class ConfigBuilder:
         faults: what is wrong with it.
         config: the finished config; None while there are faults.
         used: the addresses that values of the config refer to.
+        notes: what is no fault, but perhaps not meant.
+        removed_plugins: the items of ``plugins`` that have removed a plugin of a base or file.
     """
 
     def __init__(self, source: Source, overrides: Sequence[str] = ()) -> None:
@@ -367,6 +482,8 @@ class ConfigBuilder:
         self.config: Config | None = None
         self.used: set[str] = set()
         self.links: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.removed_plugins: list[Node] = []
         try:
             self.tree = self._read(source)
         except ConfigError as error:
@@ -379,7 +496,8 @@ class ConfigBuilder:
                 node = self.tree.value[section] = self.tree.value.pop(near[0])
                 self.faults.append((node.key or node.origin).fault(near[0], f"unknown key; did you mean '{section}'?"))
         for override in overrides:
-            self.faults += apply_overrides(override, self.tree)
+            self.faults += apply_override(override, self.tree, self.notes)
+        self.removed_plugins = plugin_list.drop_removed(self.tree)
         self._resolve(self.tree)
         settings, faults = validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
@@ -387,7 +505,13 @@ class ConfigBuilder:
         self.faults += [fault for fault in faults if _sort_key(fault) not in places]
         if settings and not self.faults:
             self.config = Config(
-                self.tree, settings, self.path, self.workspace, overrides=list(overrides), links=self.links
+                self.tree,
+                settings,
+                self.path,
+                self.workspace,
+                notes=self.notes,
+                overrides=list(overrides),
+                links=self.links,
             )
             self.config.reads.addresses |= self.used
 
@@ -395,7 +519,9 @@ class ConfigBuilder:
         if isinstance(source, Mapping):
             workspace = source.get("workspace")
             folder = Path(workspace) if isinstance(workspace, str) and Path(workspace).is_absolute() else None
-            return from_plain(dict(source), Origin("dict", folder))
+            tree = from_plain(dict(source), Origin("dict", folder))
+            plugin_list.use_long_form(tree.child(plugin_list.SECTION))
+            return tree
         tree = read_with_bases(Path(source), self.faults)
         if refused := refusal(Path(source).resolve()):
             raise ConfigError([Origin(str(source)).fault("", refused)])
@@ -420,7 +546,6 @@ class ConfigBuilder:
                         node.value = _absolute(node.value, node.origin)
                 elif _FILE_KEYS.fullmatch(address):
                     self._file(address, node)
-        self._plugin_keys(tree)
 
     def _file(self, address: str, node: Node) -> None:
         """An absolute path without links; a link may change while the run is in progress."""
@@ -463,18 +588,6 @@ class ConfigBuilder:
             self.faults.append(origin.fault(address, message))
             return text
         return text.replace("{workspace}", str(self.workspace))
-
-    def _plugin_keys(self, tree: Node) -> None:
-        """A plugin with arguments is a key: ``{"{workspace}/my_plugin.py": {every: 5}}``."""
-        plugins = tree.child("plugins")
-        for item in plugins.value if plugins and isinstance(plugins.value, list) else ():
-            if isinstance(item.value, dict) and not schema.is_long_form(item.value):
-                item.value = {
-                    _class_file(self._placeholders(name, item.origin, "plugins"), item.origin): child
-                    for name, child in item.value.items()
-                }
-            elif isinstance(item.value, str):
-                item.value = _class_file(item.value, item.origin)
 
 
 def _sort_key(fault: Fault) -> tuple[str, int, int, str]:

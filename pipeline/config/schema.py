@@ -277,12 +277,16 @@ class SamplerSettings(_Mapping):
     args: Arguments = Field({}, description="beside what it names of dataset, batch_size, shuffle, drop_last and seed")
 
 
+# Whether it is a mapping is checked with the plugin, whose name the message has.
+PluginArguments = Annotated[Any, WithJsonSchema({"anyOf": [_MAPPING, {"const": False}]})]
+
+
 class PluginSettings(_Mapping):
     """A plugin in the long form."""
 
     name: Name | None = Field(None, description="key of its state, files and metrics; default: as in the short form")
     class_path: ClassPathValue | None = Field(None, description="its class; default: the installed plugin of that name")
-    args: Arguments = Field({}, description="those of its constructor")
+    args: PluginArguments = Field({}, description="those of its constructor; false removes the plugin")
     before: list[str] | None = Field(None, description="plugins that are called after it; default: what its class says")
     after: list[str] | None = Field(None, description="plugins that are called before it; default: what its class says")
     on_error: Literal["raise", "warn"] = Field("raise", description="what an error in one of its hooks does")

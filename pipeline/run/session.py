@@ -148,6 +148,8 @@ def _lead(
             SHUTDOWN.say_at_once(
                 f"to go on from its newest checkpoint:\n  {command}" if command else "", log.on_terminal()
             )
+            for note in config.notes_about("plugins"):
+                run.warn(note)
             yield run
             if run.sessions:
                 # Those that it has imported on its way, too.
@@ -499,8 +501,7 @@ class RunnerSession:
         if stage == "runner" and not env_was_read(self.context):
             for line in self.config.reads.unread_so_far(self.config.tree):
                 self.run.warn(line)
-        address = f": runner.{self.settings.name}.{stage}_class_path: "
-        for note in (note for note in self.config.notes if address in note):
+        for note in self.config.notes_about(f"runner.{self.settings.name}.{stage}_class_path"):
             self.run.warn(note)
         with self.loop(built) if stage == "runner" and self.settings.kind == "train" else nullcontext():
             getattr(built, method)(self.context)
@@ -550,13 +551,13 @@ class RunnerSession:
     @contextmanager
     def loop(self, runner: PipelineStage) -> Iterator[None]:
         """In the block, the context has the loop of a runner stage that trains."""
-        iteration, address = self.counters["iteration"], f"runner.{self.settings.name}.runner_class_path: "
+        iteration = self.counters["iteration"]
         loop = import_module(f"{TRAINING}.loop").TrainLoop(self.context, runner)
         self.context.loop, self.context.wake = loop, loop.wake
         with loop.running():
             yield
         self.context.loop = None
-        is_known = any(address in note for note in self.config.notes)
+        is_known = bool(self.config.notes_about(f"runner.{self.settings.name}.runner_class_path"))
         if not (loop.in_use or is_known) and self.counters["iteration"] == iteration:
             what = f"{self.describe('runner')} has called neither epochs() nor batches() of the context"
             self.run.warn(f"{what}: nothing was saved, no plugin was called, and it cannot be resumed")

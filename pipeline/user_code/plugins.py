@@ -12,13 +12,14 @@ from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pluggy
 from pydantic import ValidationError
 
 from pipeline import hookspecs
 from pipeline.config.load import unknown_name
+from pipeline.config.plugin_list import default_plugins, plugin_name
 from pipeline.config.schema import DEFAULT_PLUGINS, WARN, PluginSettings, is_long_form
 from pipeline.config.validation import message as explain
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
@@ -123,6 +124,7 @@ class Plugin:
         args: those of its constructor.
         origin: where the config names it.
         settings: its long form; of a short form all defaults.
+        places: key of the long form, such as ``args.every`` -> where it was written.
     """
 
     name: str
@@ -130,6 +132,11 @@ class Plugin:
     args: dict[str, Any] = field(default_factory=dict)
     origin: Origin = DEFAULT
     settings: PluginSettings = field(default_factory=PluginSettings.model_construct)
+    places: Mapping[str, Origin] = field(default_factory=dict)
+
+    def fault(self, message: str, key: str = "") -> Fault:
+        """Return a fault at one of its keys, else where the config names it."""
+        return self.places.get(key, self.origin).fault("plugins", message)
 
     def neighbours(self, side: str) -> Sequence[str]:
         """The plugins that its ``before`` or ``after`` names: that of the config, else that of its class."""
@@ -188,37 +195,83 @@ def prediction_formats() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group="pipeline.prediction_formats")}
 
 
+class _Item(NamedTuple):
+    """A plugin of a config, of which the class is not looked up yet.
+
+    Attributes:
+        text: its class path, or the name of an installed plugin.
+        settings: its long form.
+        origin, places: as those of a Plugin.
+    """
+
+    text: Any
+    settings: PluginSettings
+    origin: Origin = DEFAULT
+    places: Mapping[str, Origin] = {}
+
+    @property
+    def name(self) -> str:
+        return self.settings.name or plugin_name(self.text)
+
+    def fault(self, message: str, key: str = "") -> Fault:
+        return self.places.get(key, self.origin).fault("plugins", message)
+
+
 def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault]]:
     """The plugins of a config, in calling order, and the faults in how it names them."""
     plugins: dict[str, Plugin] = {}
     faults: list[Fault] = []
-    short, runners = PluginSettings.model_construct(), [each.value for each in tree.section("runner").values()]
-    profiled = any((key := each.get("profile_training")) and key.value is True for each in runners)
-    defaults: list[tuple[Any, Any, Origin, PluginSettings]] = [(name, None, DEFAULT, short) for name in DEFAULT_PLUGINS]
-    # Where a runner's key asks for it, the runner says of which iterations.
-    defaults += [("profiler", {"of_runner": True}, DEFAULT, short)] * profiled
-    for text, args, origin, settings in chain(defaults, _items(tree, faults)):
-        if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
+    for item in chain(_default_items(tree), _items(tree, faults)):
+        # A placeholder that stands for nothing is a fault of the config.
+        if "{workspace}" in str(item.text) or "${" in str(item.text):
+            continue
+        if item.settings.args is False:
+            faults += _remove(item, plugins)
+            continue
+        if not isinstance(item.settings.args, dict | bool | None):
+            what = f"'{item.text}': its arguments are {item.settings.args!r}"
+            faults.append(item.fault(f"{what}; write a mapping, or false to remove it", "args"))
+            continue
+        previous = plugins.get(item.name)
+        if previous and previous.origin is not DEFAULT:
+            faults.append(_taken(item, f"the one of {previous.origin}"))
             continue
         try:
-            plugin = _plugin(text, args, origin, settings, workspace)
+            plugin = _plugin(item, workspace, plugins)
         except ClassPathError as error:
-            faults.append(origin.fault("plugins", str(error)))
+            faults.append(item.fault(str(error), "class_path"))
             continue
-        previous = plugins.get(plugin.name)
-        if args is False and previous:
-            del plugins[plugin.name]
-        elif args is False:
-            nothing = f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
-            faults.append(origin.fault("plugins", nothing))
-        elif previous and (previous.origin is not DEFAULT or previous.target != plugin.target):
-            by = "a default plugin" if previous.origin is DEFAULT else f"the one of {previous.origin}"
-            taken = f"the name '{plugin.name}' is taken by {by}"
-            faults.append(origin.fault("plugins", f"{taken}; name each plugin once, or give one a `name:` of its own"))
+        if previous and previous.target != plugin.target:
+            faults.append(_taken(item, "a default plugin"))
         else:
             plugins[plugin.name] = plugin
     ordered, wrong = _in_order(list(plugins.values()))
     return ordered, faults + wrong
+
+
+def _taken(item: _Item, by: str) -> Fault:
+    """The fault of a plugin whose name another one has."""
+    taken = f"the name '{item.name}' is taken by {by}"
+    return item.fault(f"{taken}; name each plugin once, or give one a `name:` of its own")
+
+
+def _default_items(tree: Node) -> Iterator[_Item]:
+    """The plugins that a config has without naming them."""
+    for name in default_plugins(tree):
+        # Where a runner's key asks for the profiler, the runner says of which iterations.
+        args = {} if name in DEFAULT_PLUGINS else {"of_runner": True}
+        yield _Item(name, PluginSettings.model_construct(args=args))
+
+
+def _remove(item: _Item, plugins: dict[str, Plugin]) -> list[Fault]:
+    """Remove a plugin; a fault if there is none of its name."""
+    name = item.name
+    if plugins.pop(name, None):
+        return []
+    if item.settings.class_path is None and name not in installed_plugins():
+        return [item.fault(unknown_name("plugin", name, sorted({*installed_plugins(), *plugins})))]
+    what = f"'{item.text}: false' removes a plugin that is not there"
+    return [item.fault(f"{what}{one_of(name, plugins)}")]
 
 
 def _in_order(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[Fault]]:
@@ -234,7 +287,7 @@ def _in_order(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[Fault]]:
             # A class may name plugins that this run does not have.
             elif getattr(plugin.settings, side) or name not in installed_plugins():
                 where = f"'{plugin.name}' is to be called {side} '{name}', which is no plugin of this run"
-                faults.append(plugin.origin.fault("plugins", f"{where}{one_of(name, earlier)}"))
+                faults.append(plugin.fault(f"{where}{one_of(name, earlier)}", side))
     try:
         TopologicalSorter(earlier).prepare()
     except CycleError as error:
@@ -255,43 +308,47 @@ def _place(name: str, earlier: Mapping[str, Sequence[str]], ordered: dict[str, N
     ordered[name] = None
 
 
-def _items(tree: Node, faults: list[Fault]) -> Iterator[tuple[Any, Any, Origin, PluginSettings]]:
-    """(class path, arguments, place, long form) of each item; what is wrong in the long form is a fault."""
-    node, short = tree.child("plugins"), PluginSettings.model_construct()
+def _items(tree: Node, faults: list[Fault]) -> Iterator[_Item]:
+    """The items of ``plugins``; what is wrong in one of them is a fault."""
+    node = tree.child("plugins")
     for item in node.value if node and isinstance(node.value, list) else ():
-        if is_long_form(item.value):
-            try:
-                own = PluginSettings.model_validate(item.plain())
-            except ValidationError as error:
-                for detail in error.errors():
-                    key = str(detail["loc"][0])
-                    faults.append(item.value[key].origin.fault(f"plugins.{key}", explain({**detail}, detail["input"])))
-                continue
-            for key in own.model_extra or {}:
-                unknown = f"unknown key '{key}'{one_of(key, PluginSettings.model_fields)}"
-                faults.append(item.value[key].origin.fault("plugins", unknown))
-            yield own.class_path or own.name, own.args, item.origin, own
-        elif isinstance(item.value, dict):
-            for name, child in item.value.items():
-                yield name, child.plain(), child.key or child.origin, short
-        elif isinstance(item.value, str | type):  # else the schema says so
-            yield item.value, None, item.origin, short
+        if not is_long_form(item.value):
+            if isinstance(item.value, dict):  # of anything else the schema says what is wrong
+                what = "this item names no plugin; name one, or remove the item"
+                faults.append(item.origin.fault("plugins", what))
+            continue
+        try:
+            settings = PluginSettings.model_validate(item.plain())
+        except ValidationError as error:
+            for detail in error.errors():
+                key = str(detail["loc"][0])
+                faults.append(item.value[key].origin.fault(f"plugins.{key}", explain({**detail}, detail["input"])))
+            continue
+        for key in settings.model_extra or {}:
+            unknown = f"unknown key '{key}'{one_of(key, PluginSettings.model_fields)}"
+            faults.append(item.value[key].origin.fault("plugins", unknown))
+        places = {key: child.key or child.origin for key, child in item.walk()}
+        yield _Item(settings.class_path or settings.name, settings, item.origin, places)
 
 
-def _plugin(text: Any, args: Any, origin: Origin, settings: PluginSettings, workspace: Path | None) -> Plugin:
-    if not isinstance(args, dict | bool | None):
-        raise ClassPathError(f"'{text}': its arguments are {args!r}; write a mapping, or false to remove it")
-    name, target = getattr(text, "__name__", text), text
+def _plugin(item: _Item, workspace: Path | None, others: Collection[str]) -> Plugin:
+    """The plugin of an item; ``others`` are the names of the plugins before it.
+
+    Raises:
+        ClassPathError: there is no such plugin.
+    """
+    text = item.text
+    target = text
     if isinstance(text, str) and re.fullmatch(r"[\w-]+", text):
         if text not in installed_plugins():
             missing = f"the default plugin '{text}' is not installed; install the package again: pip install ."
-            unknown = unknown_name("plugin", text, sorted(installed_plugins()))
-            raise ClassPathError(missing if origin is DEFAULT else unknown)
+            unknown = unknown_name("plugin", text, sorted({*installed_plugins(), *others}))
+            raise ClassPathError(missing if item.origin is DEFAULT else unknown)
         target = class_path.parse(installed_plugins()[text])
     elif isinstance(text, str):
         target = class_path.parse(text, name="Plugin", workspace=workspace)
-        name = target.file.stem if target.file and target.name == "Plugin" else target.name
-    return Plugin(settings.name or name, target, args if isinstance(args, dict) else {}, origin, settings)
+    arguments = item.settings.args if isinstance(item.settings.args, dict) else {}
+    return Plugin(item.name, target, arguments, item.origin, item.settings, item.places)
 
 
 def plugin_faults(plugin: Plugin, *, several: bool = False) -> list[Fault]:
@@ -300,11 +357,13 @@ def plugin_faults(plugin: Plugin, *, several: bool = False) -> list[Fault]:
         return []
     definition, messages = class_path.examine(plugin.target)
     messages += faults_of_source(definition, several=several) if definition else []
+    faults = [plugin.fault(message, "class_path") for message in messages]
     if definition and (parameters := classes.parameters(definition)):
-        messages += parameters.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
+        wrong = parameters.argument_faults(plugin.args, f"plugin '{plugin.name}'")
+        faults += [plugin.fault(message, f"args.{name}") for name, message in wrong.items()]
     missing = [name for name in plugin.declared("requires") if find_spec(name) is None]
-    messages += [no_package(f"plugin '{plugin.name}'", name) for name in missing]
-    return [plugin.origin.fault("plugins", message) for message in messages]
+    faults += [plugin.fault(no_package(f"plugin '{plugin.name}'", name)) for name in missing]
+    return faults
 
 
 def plugin_manager() -> pluggy.PluginManager:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pipeline.cli.options import config_options, split
-from pipeline.config import aliases, keys, yaml_tree
+from pipeline.config import aliases, keys, plugin_list, yaml_tree
 from pipeline.config.interpolation import REFERENCE
 from pipeline.config.load import ConfigBuilder
 from pipeline.config.yaml_tree import DEFAULT, Node
@@ -38,9 +38,11 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str], **
     draft = ConfigBuilder(path, overrides)
     if draft.tree is None:
         raise ConfigError(draft.faults)
+    address = plugin_list.full_address(address)
     names = aliases.names_of(address)
     canonical = ".".join([*address.split(".")[:-1], names[0]])
     node = keys.find_key(draft.tree, canonical) if keys.key_of(canonical) else None
+    node = node or _unlisted_plugin(draft, canonical)
     if node is None:
         hint = nearest(address, sorted(keys.addresses_of(draft.tree))) or f"; `pipeline show {path}` has all there are"
         raise click.UsageError(f"{path}: there is no '{address}'{hint}")
@@ -53,6 +55,7 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str], **
         "value": [_value(node)],
         "set by": list(_places(draft.tree, node, {canonical})),
         "used by": usages(draft.tree, draft.workspace, canonical),
+        "plugins": list(_plugins(draft)) if canonical == plugin_list.SECTION else [],
         "groups": _groups(path, overrides, draft.tree, canonical),
     }
     for title, lines in rows.items():
@@ -116,6 +119,35 @@ def _places(tree: Node, node: Node, followed: set[str]) -> Iterator[str]:
             followed.add(target)
             for line in _places(tree, source, followed) if source else ():
                 yield f"    {line}" if line.startswith(" ") else f"    ${{{target}}}: {line}"
+
+
+def _unlisted_plugin(draft: ConfigBuilder, address: str) -> Node | None:
+    """A plugin that the resolved list does not have: a default one, or one that was removed."""
+    section, _, name = address.partition(".")
+    if section != plugin_list.SECTION or draft.tree is None:
+        return None
+    removed = [plugin for plugin in draft.removed_plugins if plugin.name == name]
+    if removed:
+        return removed[0]
+    is_default = name in plugin_list.default_plugins(draft.tree)
+    return yaml_tree.from_plain({"name": name, "args": {}}, DEFAULT) if is_default else None
+
+
+def _plugins(draft: ConfigBuilder) -> Iterator[str]:
+    """Each plugin of a config with the places that set it, and those that were removed."""
+    section = draft.tree.child(plugin_list.SECTION) if draft.tree else None
+    items = section.value if section and isinstance(section.value, list) else []
+    named = [item.name for item in items]
+    if draft.tree:
+        defaults = plugin_list.default_plugins(draft.tree)
+        yield from (f"{name}: {DEFAULT}" for name in defaults if name not in named)
+    for item in [*items, *draft.removed_plugins]:
+        title = item.name or yaml_tree.brief(item.plain(expanded=False))
+        removed = " (removed)" if plugin_list.is_removed(item) else ""
+        nodes = [item, *(node for _, node in item.walk())]
+        history = [*item.earlier, *(place for node in nodes for place in (*node.earlier, node))]
+        places = dict.fromkeys(str(place.origin) for place in history)
+        yield f"{title}{removed}: {', '.join(places)}"
 
 
 def _in_words(schema: dict[str, Any]) -> str:

@@ -86,6 +86,9 @@ def command(
         trainer = GeneralTrainer(str(config.path), [*overrides, f"output_dir={json.dumps(folder)}"])
         # Most of it was for training.
         trainer.config.reads.everything = True
+        # It leaves out plugins on purpose.
+        for note in trainer.config.notes_about("plugins"):
+            trainer.config.notes.remove(note)
         code = run_trainer(trainer)
     if code == ExitCode.DONE:
         click.echo(f"{output}: the predictions of phase '{phase}', by {weights or runner.init_model_path}")

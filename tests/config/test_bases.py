@@ -90,7 +90,8 @@ def test_a_relative_class_path_belongs_to_the_file_that_wrote_it(config: Configs
     here = Path.cwd()
     assert found.get("dataset.a.class_path") == str(here / "far/data.py:A")
     assert found.get("dataset.b.class_path") == str(here / "../b.py:B")
-    assert found.get("plugins") == [str(here / "far/my.py"), {str(here / "far/your.py"): {}}]
+    assert found.get("plugins.my.class_path") == str(here / "far/my.py")
+    assert found.get("plugins.your.class_path") == str(here / "far/your.py")
     assert found.get("phase.p.loss") == str(here / "far/l.py:L")
 
 

@@ -75,7 +75,7 @@ def test_placeholders_are_replaced_in_every_string(config: Configs) -> None:
         "run": "{run_dir}/y",
         "other": "{z}",
     }
-    assert found.get("plugins") == [{f"{here}/p.py": {"folder": here}}]
+    assert found.get("plugins") == [{"name": "p", "class_path": f"{here}/p.py", "args": {"folder": here}}]
 
 
 def test_the_run_directory_is_replaced_once_it_is_known(config: Configs) -> None:
@@ -84,7 +84,7 @@ def test_the_run_directory_is_replaced_once_it_is_known(config: Configs) -> None
     )
     later = found.in_run(Path("/runs/1"))
     assert later.get("hyper_parameters.l") == ["/runs/1/a", {"b": "/runs/1"}]
-    assert later.settings.plugins == [{"progress_bar": {"to": "/runs/1/p"}}]
+    assert later.settings.plugins == [{"name": "progress_bar", "args": {"to": "/runs/1/p"}}]
     assert found.get("hyper_parameters.l") == ["{run_dir}/a", {"b": "{run_dir}"}]
 
 

@@ -418,14 +418,13 @@ def test_a_dict_that_needs_a_workspace_is_told_so_once_for_each_value() -> None:
         "startup_class_path": path,
         "network_class_path": "torch.nn:Nowhere",
     }
-    found = [
-        fault for fault in check({"plugins": [path, {path: {}}], "runner": [runner]}) if "workspace" in fault.message
-    ]
+    plugins = [path, {"{workspace}/y.py": {}}]
+    found = [fault for fault in check({"plugins": plugins, "runner": [runner]}) if "workspace" in fault.message]
     remedy = "needs a workspace; give the config one: workspace: /a/folder"
     assert [(each.address, each.message) for each in found] == [
-        ("plugins.0", f"'{path}' {remedy}"),
+        ("plugins.x.class_path", f"'{path}' {remedy}"),
+        ("plugins.y.class_path", f"'{{workspace}}/y.py' {remedy}"),
         ("runner.r.startup_class_path", f"'{path}' {remedy}"),
-        ("plugins", f"'{path}' {remedy}"),
     ]
 
 
