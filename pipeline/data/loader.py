@@ -42,6 +42,7 @@ from pipeline.data.evaluation_order import (
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
 from pipeline.data.rng import get_states, mix, permutation, seeding, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
+from pipeline.data.worker_copies import WorkerCopies
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
@@ -227,6 +228,8 @@ class SeededLoader(DataLoader[Any]):
         # Set on resume if the workers of the interrupted run stayed: the seed that torch had drawn for them.
         self._worker_seed: int | None = None
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
+        # Of persistent workers: what was in the dataset when they took their copies.
+        self._copies: WorkerCopies | None = None
         # Of the pass that began last, until it is over: how many batches may come, where it began, the stream's place.
         self._to_come: repeat[bool] | None = None
         self._began: dict[str, Any] = {}
@@ -376,8 +379,12 @@ class SeededLoader(DataLoader[Any]):
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
+            owners = {"dataset": self.dataset, "collate_fn": self.collate_fn}
+            self._copies = WorkerCopies(**owners) if self.persistent_workers else None
             if self._worker_seed is not None:
                 self._fetching[0].generator = _DrawnSeed().manual_seed(self._worker_seed)
+        elif self._copies is not None:
+            self._warn_of_changes(self._copies)
         fetching, progress, requests = self._fetching
         if requests is not None:
             requests.epoch, requests.expected = self.epoch, start.get("hash")
@@ -390,6 +397,17 @@ class SeededLoader(DataLoader[Any]):
                 iterator = DataLoader.__iter__(fetching)
             batches = Workers(iterator, self.where, progress, requests).batches(self._until_over(iterator))
         return self._position.track(batches) if self._position else batches
+
+    def _warn_of_changes(self, copies: WorkerCopies) -> None:
+        """Warn of what was changed in the dataset and does not reach the workers."""
+        changes = copies.changes()
+        if not changes or self.rank:
+            return
+        changed = ", ".join(changes)
+        what = f"{self.where}: changed after its persistent workers had started: {changed}"
+        effect = "the workers keep their copies, so this has no effect on them"
+        remedy = "remove persistent_workers, or keep the value in shared memory"
+        logger.warning(f"{what}; {effect}; {remedy} (torch.Tensor.share_memory_)")
 
     def _until_over(self, batches: Any) -> Iterator[Any]:
         """The batches, each of which takes one of ``_to_come``; when they are over, so is the pass."""
@@ -475,7 +493,8 @@ class SeededLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the pass that is open, and the workers."""
-        left_out = ("_fetching", "_iterator", "_to_come", "_position", "_start", "_in_order", "_worker_seed")
+        place = ("_to_come", "_position", "_start")
+        left_out = ("_fetching", "_iterator", *place, "_in_order", "_worker_seed", "_copies")
         return {**vars(self), **dict.fromkeys(left_out)}
 
     def __len__(self) -> int:
