@@ -108,6 +108,7 @@ def inspect(
         builder.config.sources = inspection.files
         builder.config.swaps = inspection.swaps
         builder.config.notes = list(dict.fromkeys([*builder.notes, *inspection.notes]))
+        builder.config.switched_off = inspection.switched_off
         builder.config.reads.suspects = inspection.suspects
     return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.check.inspection import Setting
-from pipeline.config.schema import READER_KEYS, SLOT_CLASS, SamplerSettings
+from pipeline.config.keys import fields
+from pipeline.config.schema import READER_KEYS, SLOT_CLASS, DatasetSchema, SamplerSettings
 from pipeline.config.slots import NEEDS_EXTRA, SlotsError, make_slots
 from pipeline.user_code import classes, source
 from pipeline.user_code.imports import no_package
@@ -141,10 +142,13 @@ def _check_sampler(dataset: Setting, key: str) -> None:
         path.fault(f"{definition.name} is no sampler: it has no __iter__; define it, or name another class")
         return
     own, parameters = dict(sampler["args"].entries()), classes.parameters(definition)
+    known = fields(DatasetSchema)
     sampler["args"].check_call(definition, path.origin, [name for name in SAMPLER_ARGUMENTS if name not in own])
     ours = [name for name in parameters.names if name not in own] if parameters else _ORDER_KEYS[key]
     for name in _ORDER_KEYS[key]:
-        if dataset[name].is_written and dataset[name].value and name not in ours:
+        # A config that a run has saved spells out the defaults, which ask for nothing.
+        asks = dataset[name].value not in (None, known[name].default)
+        if asks and name not in ours:
             why = "has its own in args" if name in own else f"has no argument '{name}'"
             dataset[name].fault(f"would be ignored: {definition.name} says the order, and {why}; remove it")
 

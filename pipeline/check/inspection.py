@@ -23,6 +23,8 @@ class Inspection:
         workspace: what ``{workspace}`` stands for.
         faults: what is wrong with it; grows.
         notes: what is no fault, but perhaps not meant; grows.
+        switched_off: the addresses of keys without effect, because a later layer switches them off;
+            grows.
         modules: the workspace files that were read.
         flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``.
         used: the addresses that values of the config refer to.
@@ -34,6 +36,7 @@ class Inspection:
     def __init__(self, tree: Node, workspace: Path | None, faults: list[Fault]) -> None:
         self.tree, self.workspace, self.faults = tree, workspace, faults
         self.notes: list[str] = []
+        self.switched_off: set[str] = set()
         self.modules: dict[Path, source.Module] = {}
         self.flows: Mapping[str, Any] = {}
         self.used: Collection[str] = ()
@@ -122,8 +125,12 @@ class Setting:
 
     def refuse_idle(self, reason: str, *causes: Setting) -> None:
         """Report that this would be ignored: a fault, or a note where a cause is in a later layer."""
-        switched_off = any(cause.is_written and cause.layer > self.layer for cause in causes)
-        (self.note if switched_off else self.fault)(f"would be ignored: {reason}")
+        message = f"would be ignored: {reason}"
+        if any(cause.is_written and cause.layer > self.layer for cause in causes):
+            self.inspection.switched_off.add(self.address)
+            self.note(message)
+        else:
+            self.fault(message)
 
     def note(self, message: str) -> None:
         """Add a note, which is no fault."""

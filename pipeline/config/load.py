@@ -369,6 +369,8 @@ class Config:
         notes: what is no fault, but perhaps not meant; the check adds to it.
         overrides: those that it was read with.
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
+        switched_off: the addresses of keys without effect, because a later layer switches them off;
+            filled in by the check.
     """
 
     tree: Node
@@ -381,6 +383,7 @@ class Config:
     notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
+    switched_off: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Record what is read of the typed objects."""

@@ -77,7 +77,7 @@ class Provenance:
         """
         workspace, hardware = config.workspace, {"cpus": os.cpu_count(), **describe_hardware()}
         return cls(
-            yaml_tree.dump(_as_text(config.plain(expanded=False))),
+            saved_text(config),
             {
                 "command": shlex.join(getattr(sys, "argv", ())),
                 "folder": os.getcwd(),
@@ -127,6 +127,20 @@ class Provenance:
         for copy, file in self.sources.items():
             if only is None or copy in only:
                 _copy(file, directory.path / copy)
+
+
+def saved_text(config: Config) -> str:
+    """Return the text of ``config.yaml`` in a run directory: the resolved config with all defaults.
+
+    It leaves out the keys that a later layer switches off. In one file, a key and what switches it
+    off are a fault.
+    """
+    tree = config.tree.copy()
+    for address in config.switched_off:
+        section, _, key = address.rpartition(".")
+        if (node := tree.find(section)) is not None:
+            del node.value[key]
+    return yaml_tree.dump(_as_text(tree.plain(expanded=False)))
 
 
 def digests(config: Config) -> dict[str, str]:

@@ -172,7 +172,10 @@ def _overrides(config: Config, runner: RunnerSchema, output: Path, weights: Path
     yield f"mode={runner.name}"
     yield from (f"{address}.{key}={json.dumps(value)}" for key, value in values.items())
     # Predictions alone are asked for, and a metric may need labels.
-    yield from (f"phase.{phase.name}.metrics={{}}" for phase in config.phases(runner) if phase.metrics)
+    for phase in config.phases(runner):
+        for key in ("metrics", "train_metrics"):
+            if getattr(phase, key):
+                yield f"phase.{phase.name}.{key}={{}}"
     sections = [address, *(f"dataset.{dataset.name}" for dataset in config.settings.dataset)]
     for limit in (f"{section}.limit_batches" for section in sections):
         # All data are predicted, but for what the command line itself says.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pipeline import testing
 
 Call = Callable[..., Result]
+Train = Callable[..., Path]
 
 OWN = """
 import torch
@@ -161,6 +162,29 @@ def test_other_data_need_no_labels_whatever_metrics_the_phase_has(
     assert torch.equal(predictions(), by_hand(run_dir, 12, FIVE))
     assert [row["id"] for row in rows()] == [f"sample {index}" for index in range(5)]
     assert "loss" not in result.stdout
+
+
+def test_predict_run_with_batch_sampler_has_all_predictions(trained: Train, pipeline: Call) -> None:
+    """The saved config spells out `batch_size: 1`, which the batch sampler does not use."""
+    lengths = ", ".join(["2"] * len(LINE))
+    arguments = f"{{max_elements: 8, lengths: [{lengths}], width: 1}}"
+    sampler = f"{{class_path: pipeline.data.buckets:LengthBuckets, args: {arguments}}}"
+    overrides = ["dataset.train_data.batch_size=1", f"dataset.train_data.batch_sampler={sampler}"]
+
+    run_dir = trained(*overrides)
+    result = pipeline("predict", run_dir, "-o", "out.jsonl")
+
+    assert result.exit_code == 0, result.output
+    assert torch.equal(predictions(), by_hand(run_dir, 12, LINE))
+
+
+def test_predict_run_with_train_metrics_has_all_predictions(trained: Train, pipeline: Call) -> None:
+    """The only runner predicts, so nothing is trained that `train_metrics` could judge."""
+    run_dir = trained("phase.line.train_metrics={rmse: {class: RMSE}}")
+    result = pipeline("predict", run_dir, "-o", "out.jsonl")
+
+    assert result.exit_code == 0, result.output
+    assert torch.equal(predictions(), by_hand(run_dir, 12, LINE))
 
 
 def test_an_infer_runner_predicts_as_it_does_and_the_suffix_says_the_format(
