@@ -56,7 +56,16 @@ class TrainRunner:
         if self.keep_best is None:
             what = f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best"
             raise CheckpointError(f"{what}; add it, or name `{LAST}`")
-        metric = self.keep_best.metric
+        paths = self._best_paths(self.keep_best)
+        if not paths:
+            what = f"'{self.keep_best.metric}' was never a number, so none is the best"
+            interval = "choose a valid_interval that comes before the end of the training"
+            remedy = f"name `{LAST}`, or {interval}"
+            raise CheckpointError(f"{self.folder}: {what}; {remedy}")
+        return first_valid(paths)
+
+    def _best_paths(self, keep_best: BestSettings) -> list[Path]:
+        """Return the best checkpoints, best first; none if the metric was never a number."""
         state = self.newest(with_training=True).state
         record = None
         if state and state.loop:
@@ -64,15 +73,10 @@ class TrainRunner:
         elif state and state.experiment:
             record = state.experiment.best
         if record:
-            paths = [self.folder / layout.checkpoint_name(iteration) for _, iteration in record.kept]
-        else:
-            path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, self.keep_best.mode)
-            paths = [path] if path else []
-        if not paths:
-            what = f"'{metric}' was never a number, so none is the best"
-            remedy = f"name `{LAST}`, or choose a valid_interval that comes before the end of the training"
-            raise CheckpointError(f"{self.folder}: {what}; {remedy}")
-        return first_valid(paths)
+            return [self.folder / layout.checkpoint_name(iteration) for _, iteration in record.kept]
+        checkpoints = layout.committed_checkpoints(self.folder)
+        path = reader.best_by_metric(checkpoints, keep_best.metric, keep_best.mode)
+        return [path] if path else []
 
 
 class EarlierRunner(TrainRunner):
@@ -87,12 +91,35 @@ class EarlierRunner(TrainRunner):
         """
         return first_valid(resolve(self.folder)[::-1], with_training)
 
-    def at(self, which: str | int) -> LoadedCheckpoint:
-        """The ``best``, the ``last``, or that of an iteration.
+    def best_or_newest(self) -> LoadedCheckpoint:
+        """Return the best checkpoint if the runner keeps one, otherwise the newest one.
+
+        The log says which.
+
+        Raises:
+            NoCheckpointError: none is valid.
+            CheckpointError: there is none.
+        """
+        if self.keep_best is None:
+            checkpoint = self.newest()
+            reason = "the newest checkpoint, since the run keeps no best one"
+        elif best := self._best_paths(self.keep_best):
+            checkpoint = first_valid(best)
+            reason = f"the best checkpoint by {self.keep_best.metric}"
+        else:
+            checkpoint = self.newest()
+            reason = f"the newest checkpoint, since {self.keep_best.metric} was never a number"
+        logger.info(f"{short(checkpoint.path)} is taken: {reason}")
+        return checkpoint
+
+    def at(self, which: str | int | None) -> LoadedCheckpoint:
+        """Return the ``best``, the ``last``, or that of an iteration; None: the best or newest.
 
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
+        if which is None:
+            return self.best_or_newest()
         if which in (BEST, LAST):
             return self.best() if which == BEST else self.newest()
         names = {str(layout.step_of(path)): path for path in resolve(self.folder)}
@@ -102,12 +129,17 @@ class EarlierRunner(TrainRunner):
         return reader.read_checkpoint(names[str(which)], with_training=False)
 
 
-def checkpoint_of_run(run_dir: Path, which: str | int, runner: str | None = None) -> Path:
+def checkpoint_of_run(
+    run_dir: Path,
+    which: str | int | None = None,
+    runner: str | None = None,
+) -> Path:
     """A checkpoint of a run, which was read and verified; damaged ones are left out, and nothing is changed.
 
     Args:
         run_dir: the run directory.
-        which: ``best``, ``last``, or the iteration of one.
+        which: ``best``, ``last``, or the iteration of one. None: the best if the runner keeps one,
+            otherwise the newest; the log says which.
         runner: the train runner that saved it; None: the last one of the run that has saved any.
 
     Raises:

@@ -244,7 +244,10 @@ class RunSettings(_Mapping):
     """A checkpoint of another run."""
 
     run: str = Field(description="its run directory")
-    which: Literal["best", "last"] | Patience = Field("best", description="best, last, or the checkpoint's iteration")
+    which: Literal["best", "last"] | Patience | None = Field(
+        None,
+        description="best, last, or an iteration; null: the best if it keeps one, else the last",
+    )
     runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 

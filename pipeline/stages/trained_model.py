@@ -79,7 +79,9 @@ class TrainedModel:
 
 
 def load(
-    run: str | os.PathLike[str], which: str | int = "best", workspace: str | os.PathLike[str] | None = None
+    run: str | os.PathLike[str],
+    which: str | int | None = None,
+    workspace: str | os.PathLike[str] | None = None,
 ) -> TrainedModel:
     """The trained model of a run. Nothing is trained or written, and the random states stay as they are.
 
@@ -89,11 +91,14 @@ def load(
 
     Args:
         run: a run directory, or a checkpoint in one; with ``workspace``, a checkpoint or a file of weights anywhere.
-        which: ``best``, for which the runner needs ``keep_best``; ``last``; or an iteration.
+        which: of a run directory: ``best``, for which the runner needs ``keep_best``; ``last``; or
+            an iteration. None: the best if the runner keeps one, otherwise the last; the log says
+            which.
         workspace: where the code is, if not where it was. Without a run: the config of the checkpoint, or its folder.
 
     Raises:
-        ConfigError: there is no such run; others may have written to it; its workspace is gone; it builds no model.
+        ConfigError: there is no such run; others may have written to it; its workspace is gone; it
+            builds no model; ``which`` is given for a path that is a checkpoint already.
         ClassPathError: a class cannot be loaded.
         CheckpointError: there is no such checkpoint, none is valid, or it does not fit the model.
         ConcurrentRunError: another thread of this process is training. To build the model draws random numbers, and
@@ -103,10 +108,18 @@ def load(
         return _load(run, which, workspace)
 
 
-def _load(run: str | os.PathLike[str], which: str | int, workspace: str | os.PathLike[str] | None) -> TrainedModel:
+def _load(
+    run: str | os.PathLike[str],
+    which: str | int | None,
+    workspace: str | os.PathLike[str] | None,
+) -> TrainedModel:
     renew()
     run_dir, path = split_path(Path(run))
-    if is_run_directory(run_dir):
+    is_run = is_run_directory(run_dir)
+    if which is not None and (path or not is_run):
+        what = f"{run}: is no run directory, so which={which!r} has no effect"
+        raise ConfigError(f"{what}; name the run directory, or leave `which` out")
+    if is_run:
         refuse_strangers(run_dir)
         config, directory = _config_of_run(run_dir, workspace), run_dir.resolve()
         checkpoint = foreign.read_weights(path or checkpoint_of_run(directory, which))

@@ -9,15 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from loguru import logger
 
 from pipeline.checkpoint import layout
 from pipeline.checkpoint.storage import finite
 from pipeline.config import yaml_tree
-from pipeline.errors import ExitCode, printable
+from pipeline.config.load import BEST, LAST
+from pipeline.errors import ConfigError, ExitCode, printable
+from pipeline.run import log
+from pipeline.run.directory import is_run_directory
 
 from .. import size_in_words
 from ..shared import checkpoint_listing as listing
 from ..shared.checkpoint_listing import Checkpoint
+from ..shared.which import which_option
 
 # Metrics that a line shows.
 _NUMBERS = 4
@@ -96,12 +101,30 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
 @click.option(
     "--phase", metavar="NAME", help="The weights of one phase; with several, names are `phase.name` without it."
 )
+@which_option
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
-    """Write the weights of a checkpoint, or of the newest in PATH, once they are verified."""
+def export(
+    path: Path,
+    output: Path,
+    phase: str | None,
+    which: str | int | None,
+    force: bool,
+) -> None:
+    """Write the weights of a checkpoint once they are verified.
+
+    Of a run, a runner or a folder, the best checkpoint is taken if it keeps one, else the last.
+    """
     from . import report  # noqa: PLC0415 - it imports torch
 
-    tensors = report.export(_one(path), output, phase, force=force)
+    log.to_stderr("INFO")
+    if listing.is_checkpoint(path):
+        if which is not None:
+            what = f"{path}: is a checkpoint, and --which {which} names another"
+            raise click.UsageError(f"{what}; leave one of them out")
+        checkpoint = path
+    else:
+        checkpoint = _choose(path, which)
+    tensors = report.export(checkpoint, output, phase, force=force)
     click.echo(f"{output}: {len(tensors)} tensors written", err=True)
 
 
@@ -111,6 +134,46 @@ def _one(path: Path) -> Path:
     if checkpoint != path:
         click.echo(f"the newest in {path} is {checkpoint.name}", err=True)
     return checkpoint
+
+
+def _choose(path: Path, which: str | int | None) -> Path:
+    """Choose a checkpoint of a run, of a runner's folder or of a folder of checkpoints."""
+    # It imports torch.
+    from pipeline.checkpoint.initial_weights import checkpoint_of_run  # noqa: PLC0415
+
+    # For a path that is none of these, this says what to name.
+    listing.checkpoint_folders(path)
+    absolute = Path(os.path.abspath(path))
+    if is_run_directory(absolute):
+        return checkpoint_of_run(absolute, which)
+    runner = absolute.parent if absolute.name == layout.FOLDER else absolute
+    if is_run_directory(runner.parent):
+        return checkpoint_of_run(runner.parent, which, runner.name)
+    return _choose_by_record(path, which)
+
+
+def _choose_by_record(path: Path, which: str | int | None) -> Path:
+    """Choose a checkpoint of a folder without a config, by what its newest checkpoint records.
+
+    Raises:
+        ConfigError: there is none, or nothing records which is the best.
+    """
+    checkpoints = listing.only_checkpoints(path)
+    best = listing.best_checkpoint(checkpoints)
+    if which is None:
+        chosen = best or checkpoints[-1]
+        newest = "the newest checkpoint, since none is recorded as the best"
+        reason = "the best checkpoint" if best else newest
+        logger.info(f"{chosen} is taken: {reason}")
+        return chosen
+    by_name: dict[str | int, Path] = {layout.step_of(path) or 0: path for path in checkpoints}
+    by_name[LAST] = checkpoints[-1]
+    if best:
+        by_name[BEST] = best
+    if which not in by_name:
+        known = ", ".join(map(str, by_name))
+        raise ConfigError(f"{path}: has no checkpoint '{which}'; name one of these: {known}")
+    return by_name[which]
 
 
 def _verified(folder: Path) -> ExitCode:

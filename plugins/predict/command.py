@@ -19,7 +19,7 @@ from pipeline.checkpoint.initial_weights import checkpoint_of_run
 from pipeline.cli.options import log_level
 from pipeline.cli.run import run_trainer
 from pipeline.config.keys import fields
-from pipeline.config.load import BEST, LAST, Config, ConfigBuilder
+from pipeline.config.load import Config, ConfigBuilder
 from pipeline.config.schema import DEFAULT_PLUGINS, RunnerSchema
 from pipeline.errors import ConfigError, ExitCode, one_of
 from pipeline.run import log
@@ -28,6 +28,8 @@ from pipeline.run.resume import changed_copies, refuse_strangers, split_path
 from pipeline.trainer import GeneralTrainer
 from pipeline.user_code.class_path import ClassPath
 from pipeline.user_code.plugins import configured_plugins, load_plugin_class
+
+from ..shared.which import which_option
 
 # What a train runner has that an infer runner made of it does not: also its stages that train, load or export.
 _NOT_INFERRING = (
@@ -44,13 +46,16 @@ _DEBUGGING = ("debug", "debug_batches", "debug_epochs", "debug_persistently")
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Where the predictions go: with the suffix .safetensors as tensors, else as a line of JSON per sample.",
 )  # fmt: skip
-@click.option(
-    "--which", metavar="best|last|N", help="Which checkpoint; by default the best, or the last where none is the best."
-)
+@which_option
 @click.option("--runner", "name", metavar="NAME", help="By which runner; by default the last infer runner.")
 @log_level
 def command(
-    path: Path, words: Sequence[str], output: Path, which: str | None, name: str | None, level: str | None
+    path: Path,
+    words: Sequence[str],
+    output: Path,
+    which: str | int | None,
+    name: str | None,
+    level: str | None,
 ) -> None:
     """Write what the trained model of a run predicts for a dataset.
 
@@ -74,13 +79,14 @@ def command(
         # A name in `mode` or `phases` that is none; the check says where.
         check_or_raise(str(config.path), words)
         raise
-    if which and which not in (BEST, LAST) and not which.isdecimal():
-        raise click.UsageError(f"--which {which}: write {BEST}, {LAST} or the iteration of a checkpoint")
     if checkpoint and not checkpoint.is_dir():
         raise click.UsageError(f"{path}: there is no such checkpoint; see them with: pipeline checkpoint ls {run_dir}")
-    if checkpoint and which:
+    if checkpoint and which is not None:
         raise click.UsageError(f"{path}: is a checkpoint, and --which {which} names another; leave one of them out")
+    # Which checkpoint is taken, and why, is a message of the level INFO.
+    log.to_stderr(level or "INFO")
     weights = checkpoint or _checkpoint(run_dir.resolve(), config, runner, which)
+    log.to_stderr(level or "WARNING")
     overrides = [*words, *_overrides(config, runner, output.absolute(), weights)]
     with TemporaryDirectory(prefix="pipeline-predict-") as folder:
         trainer = GeneralTrainer(str(config.path), [*overrides, f"output_dir={json.dumps(folder)}"])
@@ -138,7 +144,12 @@ def _only_dataset(config: Config, runner: RunnerSchema) -> str:
     raise click.UsageError(f"phase {phase}: has the datasets {names}; choose one: {choice}")
 
 
-def _checkpoint(run_dir: Path, config: Config, runner: RunnerSchema, which: str | None) -> Path | None:
+def _checkpoint(
+    run_dir: Path,
+    config: Config,
+    runner: RunnerSchema,
+    which: str | int | None,
+) -> Path | None:
     """The checkpoint that ``--which`` names, of the runner itself or the train runner before it; None: the run has none.
 
     Raises:
@@ -153,9 +164,7 @@ def _checkpoint(run_dir: Path, config: Config, runner: RunnerSchema, which: str 
     ]
     if not saved and which is None and runner.init_model_path:
         return None
-    source = saved[-1] if saved else None
-    chosen = which or (BEST if source and source.keep_best else LAST)
-    return checkpoint_of_run(run_dir, int(chosen) if chosen.isdecimal() else chosen, source.name if source else None)
+    return checkpoint_of_run(run_dir, which, saved[-1].name if saved else None)
 
 
 def _overrides(config: Config, runner: RunnerSchema, output: Path, weights: Path | None) -> Iterator[str]:

@@ -83,13 +83,30 @@ def choose_checkpoint(path: Path) -> Path:
     Raises:
         ConfigError: there is none, or several runners have some.
     """
-    if is_checkpoint(path):
-        return path
-    newest = [paths[-1] for paths in map(layout.committed_checkpoints, checkpoint_folders(path)) if paths]
-    if len(newest) == 1:
-        return newest[0]
-    several = f"several runners have checkpoints: {', '.join(str(checkpoint.parent) for checkpoint in newest)}; name one of them"
-    raise ConfigError(f"{path}: {several if newest else f'there is no checkpoint in it; {_WHAT}'}")
+    return path if is_checkpoint(path) else only_checkpoints(path)[-1]
+
+
+def only_checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoints by step of the only folder in a path that has some.
+
+    Raises:
+        ConfigError: there is none, or several runners have some.
+    """
+    checkpoints = map(layout.committed_checkpoints, checkpoint_folders(path))
+    folders = [paths for paths in checkpoints if paths]
+    if len(folders) == 1:
+        return folders[0]
+    if not folders:
+        raise ConfigError(f"{path}: there is no checkpoint in it; {_WHAT}")
+    names = ", ".join(str(paths[0].parent) for paths in folders)
+    raise ConfigError(f"{path}: several runners have checkpoints: {names}; name one of them")
+
+
+def best_checkpoint(checkpoints: list[Path]) -> Path | None:
+    """Return the best of the checkpoints of a folder, as the newest one records it."""
+    by_step = {layout.step_of(path): path for path in checkpoints}
+    best = (by_step[step] for step in _best_steps(checkpoints) if step in by_step)
+    return next(best, None)
 
 
 def list_checkpoints(path: Path) -> list[Checkpoint]:
@@ -131,20 +148,20 @@ def _has_checkpoints(path: Path) -> bool:
     return path.is_dir() and any(kind(path) for kind in kinds)
 
 
-def _best_steps(paths: list[Path]) -> set[int | None]:
-    """The iterations of the best checkpoints, from the newest checkpoint."""
+def _best_steps(paths: list[Path]) -> list[int]:
+    """The iterations of the best checkpoints, the best one first, from the newest checkpoint."""
     if not paths:
-        return set()
+        return []
     try:
         state: Any = json.loads(read_header(paths[-1] / TRAINING).metadata["state"])
         # A mapping stands there as the list of its items.
         for key in ("loop", "validation", "best", "kept"):
             state = next(value for name, value in state["dict"] if name == key)
         # Version 1 had lists in place of tuples.
-        return {(entry["tuple"] if isinstance(entry, dict) else entry)[1] for entry in state}
+        return [(entry["tuple"] if isinstance(entry, dict) else entry)[1] for entry in state]
     except (CheckpointError, ValueError, KeyError, TypeError, StopIteration, RecursionError):
         # It was saved without, by an experiment of the user's own or where no best is kept.
-        return set()
+        return []
 
 
 def _size(path: Path) -> int:

@@ -255,13 +255,37 @@ def test_diff_as_json_has_the_numbers(pipeline: Call, folder: Path) -> None:
 
 
 def test_export_writes_the_weights_of_a_phase_for_any_program(pipeline: Call, run: Path) -> None:
-    done = pipeline("checkpoint", "export", run, "-o", "new/line.safetensors", "--phase", "line")
+    words = ["--phase", "line", "--which", "last"]
+    done = pipeline("checkpoint", "export", run, "-o", "new/line.safetensors", *words)
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr.endswith("new/line.safetensors: 2 tensors written\n")
     exported = load_file("new/line.safetensors")
     assert {name: each.tolist() for name, each in exported.items()} == {"weight": [[3.0, 3.0]], "bias": [0.0]}
     with safe_open("new/line.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "step": "24"}
+
+
+@pytest.mark.parametrize(
+    ("which", "step"),
+    [([], "12"), (["--which", "best"], "12"), (["--which", "9"], "9")],
+)
+def test_export_of_a_folder_takes_the_recorded_best(
+    pipeline: Call,
+    run: Path,
+    which: list[str],
+    step: str,
+) -> None:
+    """The folder has no config, so the newest checkpoint says which one is the best."""
+    done = pipeline("checkpoint", "export", run, "-o", "w.safetensors", *which)
+    assert done.exit_code == 0
+    with safe_open("w.safetensors", "pt") as file:
+        assert file.metadata()["step"] == step
+
+
+def test_export_of_an_unknown_iteration_is_refused(pipeline: Call, run: Path) -> None:
+    done = pipeline("checkpoint", "export", run, "-o", "w.safetensors", "--which", "7")
+    assert done.exit_code == 2
+    assert "run: has no checkpoint '7'; name one of these: 9, 12, 24, last, best" in done.stderr
 
 
 def test_the_weights_of_several_phases_are_named_after_them(pipeline: Call, run: Path) -> None:
@@ -281,7 +305,7 @@ def test_export_replaces_a_file_only_when_told_to(pipeline: Call, run: Path) -> 
 
 def test_a_damaged_checkpoint_is_not_exported(pipeline: Call, folder: Path) -> None:
     damage(folder / "step-000000000024" / "line.safetensors")
-    done = pipeline("checkpoint", "export", folder, "-o", "w.safetensors")
+    done = pipeline("checkpoint", "export", folder, "-o", "w.safetensors", "--which", "last")
     assert done.exit_code == 1
     assert f"{folder}/step-000000000024/line.safetensors: is damaged" in done.stderr
     assert not Path("w.safetensors").exists()

@@ -79,7 +79,14 @@ def test_nothing_is_written_and_random_states_stay(linear: Path) -> None:
 def test_without_keep_best_the_best_is_an_error_that_names_the_way_out(linear: Path) -> None:
     run(linear)
     with pytest.raises(CheckpointError, match=r"has no keep_best, so none of its checkpoints is the best; .*`last`"):
-        pipeline.load("runs/workspace/latest")
+        pipeline.load("runs/workspace/latest", "best")
+
+
+def test_load_without_keep_best_takes_the_newest(linear: Path, log_lines: list[str]) -> None:
+    run(linear)
+    trained = pipeline.load("runs/workspace/latest")
+    assert trained.checkpoint.name == "step-000000000012"
+    assert any("is taken: the newest checkpoint, since" in line for line in log_lines)
 
 
 def test_of_several_phases_one_is_chosen(linear: Path, workspace: Workspace) -> None:
