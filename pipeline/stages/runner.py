@@ -144,10 +144,10 @@ class Runner(RunnerBase):
         brain._place_modules()
         datasets = schema.valid_datasets or [schema.dataset_name or ""]
         metrics = build_metrics(schema.metrics, context["config"].workspace, f"phase.{schema.name}.metrics")
-        settings, readable = runner.predictions, None
+        settings, to_write = runner.predictions, None
         if settings and settings.source:
             address = f"runner.{runner.name}.predictions.from"
-            readable = load_named(settings.source, address, "readable", context["config"])
+            to_write = load_named(settings.source, address, "readable", context["config"])
 
         def evaluate_one(dataset: str) -> dict[str, float]:
             loader = pass_loader(dataset, runner, context)
@@ -163,9 +163,8 @@ class Runner(RunnerBase):
                 is_main = context["world"].is_main
                 with prediction_formats()[settings.format].load()(path) if is_main else nullcontext(_nothing) as write:
                     observe = with_indices(write, sample_indices(loader))
-                    numbers = evaluate(
-                        brain, batches, Stage.TEST, metrics, observe, readable=readable, data=f"'{dataset}'"
-                    )
+                    arguments = brain, batches, Stage.TEST, metrics, observe
+                    numbers = evaluate(*arguments, to_write=to_write, data=f"'{dataset}'")
             logger.info(f"predictions of phase '{phase.name}' are in {short(path)}")
             return numbers
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +58,7 @@ def evaluate(
     metrics: Mapping[str, Metric],
     observe: Callable[[Any, Any, Any], None] | None = None,
     epoch: int | None = None,
-    readable: Callable[[Any, Any], Any] | None = None,
+    to_write: Callable[[Any, Any], Any] | None = None,
     world: World | None = None,
     *,
     data: str = "the evaluated dataset",
@@ -74,7 +73,8 @@ def evaluate(
         observe: called with (predictions, target, batch) of every batch. Only where it is, data may have no labels: then
             there is no loss, and the target may be None.
         epoch: the one that is validated; None in a test.
-        readable: makes of (predictions, batch) what metrics and ``observe`` get, in place of the Brain's ``readable``.
+        to_write: makes of (predictions, batch) what ``observe`` gets, in place of the Brain's
+            ``readable``. Metrics get what ``readable`` returns in any case.
         world: the ranks that evaluate together; None: all.
         data: what is evaluated, for the message that it gave no batch.
 
@@ -87,7 +87,8 @@ def evaluate(
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
-    loss, average, make_readable = Mean(), 0.0, readable or partial(type(brain).readable, brain)
+    loss, average = Mean(), 0.0
+    part_of = _part_of(brain, to_write, has_metrics=bool(metrics))
     has_batches = has_samples = False
     world = world or current_world()
     if brain._strategy and world.size > 1:
@@ -110,9 +111,8 @@ def evaluate(
                 # Its loss and its metrics would be of nothing, but its rows have predictions.
                 has_rows = bool(count_samples(batch)) or not is_countable(batch)
                 if observe and has_rows:
-                    predictions = make_readable(brain._predictions(batch, stage), batch)
-                    target = target_of(brain, batch, needed=False)
-                    judges.judge(predictions, target, batch, has_samples=False)
+                    part = part_of(brain._predictions(batch, stage), batch, needed=False)
+                    judges.judge(*part, has_samples=False)
                 else:
                     judges.judge()
                 continue
@@ -123,8 +123,7 @@ def evaluate(
                 if brain._averages:
                     average = brain.update_average(reported, average)
             if metrics or observe:
-                target = target_of(brain, batch, needed=needed)
-                judges.judge(make_readable(predictions, batch), target, batch)
+                judges.judge(*part_of(predictions, batch, needed=needed))
         ranks = world.all_gather((has_batches, has_samples, bool(loss.sums)))
         if not any(rank[0] for rank in ranks):
             raise DataError(no_batch(data))
@@ -142,6 +141,28 @@ def evaluate(
 def no_batch(data: str) -> str:
     """Return the message for data without batches; ``data`` names them."""
     return f"{data} gave no batch; check the dataset, or drop_last with few samples"
+
+
+def _part_of(
+    brain: Brain,
+    to_write: Callable[[Any, Any], Any] | None,
+    *,
+    has_metrics: bool,
+) -> Callable[..., tuple[Any, Any, Any, Any]]:
+    """Return a function of predictions, batch and whether a target is needed.
+
+    It returns what metrics judge, the target, the batch, and what is written.
+    """
+
+    def part(predictions: Any, batch: Any, *, needed: bool) -> tuple[Any, Any, Any, Any]:
+        target = target_of(brain, batch, needed=needed)
+        judged = None
+        if has_metrics or to_write is None:
+            judged = type(brain).readable(brain, predictions, batch)
+        written = judged if to_write is None else to_write(predictions, batch)
+        return judged, target, batch, written
+
+    return part
 
 
 # What a Brain's ``compute_objectives`` raises for a batch that has no target.

@@ -161,6 +161,7 @@ def observed_batch() -> list[Any]:
         rows,
         rows + 1,
         {"x": rows, "id": [f"{world.rank}.{row}" for row in rows], "text": torch.ones(len(rows), 5 + world.rank)},
+        rows,
     )
     return [repr(value) for values in seen for value in values]
 
@@ -211,7 +212,8 @@ def error_of_ragged(observed: bool) -> str:
     judges = Judges(metrics, observe, current_world(), torch.device("cpu"))
     inputs, target = slices(data())[0]
     try:
-        judges.judge(Ragged().readable(torch.ones(len(inputs), 1), inputs), target, (inputs, target))
+        ragged = Ragged().readable(torch.ones(len(inputs), 1), inputs)
+        judges.judge(ragged, target, (inputs, target), ragged)
     except DataError as error:
         return str(error)
     return ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +24,30 @@ _CPU = torch.device("cpu")
 Observe = Callable[[Any, Any, Any], None]
 
 
+class _Part(NamedTuple):
+    """What one rank has of a batch.
+
+    Attributes:
+        predictions: what metrics judge; None if each rank judges its own slices.
+        target: the target.
+        batch: the batch; None if nothing needs it.
+        written: what is written, alone in a tuple; empty: the predictions, or nothing.
+        samples: how many it has.
+    """
+
+    predictions: Any
+    target: Any
+    batch: Any
+    written: tuple[Any, ...]
+    samples: int
+
+
 class Judges:
     """The metrics of a pass, and what observes it; of several ranks they judge as those of one process do.
 
     Args:
         metrics: name -> metric; reset.
-        observe: called with (predictions, target, batch) of each batch, on rank 0; None: nothing is.
+        observe: called with (what is written, target, batch) of each batch, on rank 0; or None.
         world: the ranks.
         device: where whole batches are judged.
 
@@ -51,22 +69,25 @@ class Judges:
             metric.reset()
 
     def judge(self, *part: Any, has_samples: bool = True) -> None:
-        """Have them judge (predictions, target, batch), or nothing if this rank has no part of it.
+        """Judge (predictions, target, batch, what is written), or nothing without a part of it.
 
         Without ``has_samples``, the batch has rows to observe, but no metric judges it.
         """
         if part and has_samples:
             for metric in self.sliced.values():
-                judge(metric, *part)
+                judge(metric, *part[:3])
         if self.gathers:
-            own = None
-            if part:
-                predictions, target, batch = part
-                kept = batch if self._keeps_batch else None
-                own = predictions, target, kept, count_targets(batch)
-            self._gather(own, has_samples)
+            self._gather(self._part_to_gather(*part) if part else None, has_samples)
         elif self.observe and part:
-            self.observe(*part)
+            _, target, batch, written = part
+            self.observe(written, target, batch)
+
+    def _part_to_gather(self, predictions: Any, target: Any, batch: Any, written: Any) -> _Part:
+        """Return what other ranks need of a part; without what nothing uses."""
+        kept = batch if self._keeps_batch else None
+        judged = predictions if self.whole else None
+        observed = (written,) if self.observe and written is not judged else ()
+        return _Part(judged, target, kept, observed, count_targets(batch))
 
     def _gather(self, own: Any, has_samples: bool) -> None:
         """Have a whole batch judged, of which this rank has a part, or None; and observed."""
@@ -90,15 +111,10 @@ class Judges:
         """Join the parts of ranks to a whole batch, for metrics and for ``observe``."""
         if not parts or not (metrics or observe):
             return
-        predictions, targets, batches, counts = zip(*parts, strict=True)
-        try:
-            whole = to_device((join(predictions, counts), join(targets, counts)), self.device)
-        except _MISFITS as error:
-            own = [f"metric '{name}' ({class_name(metric)})" for name, metric in self.whole.items()]
-            who = f"{own[-1]} has no merge(states), and what it judges" if own else "predictions: what is written"
-            what = f"{who} cannot be joined to whole batches: slices are {shape_of(predictions[0], 1)} ({error})"
-            remedy = ", or add merge to the metric" if own else ""
-            raise DataError(f"{what}; return a row per sample along the first dimension{remedy}") from error
+        counts = tuple(part.samples for part in parts)
+        batches = [part.batch for part in parts]
+        predictions, target = self._join_judged(parts, counts)
+        written = self._join_written(parts, counts, predictions) if observe else None
         # Ids of samples may be looked up in a batch; what cannot be joined is left out.
         batch = {}
         for name in batches[0] if isinstance(batches[0], Mapping) else ():
@@ -106,9 +122,45 @@ class Judges:
                 batch[name] = join(tuple(part[name] for part in batches), counts)
         with self.world.alone():
             for metric in metrics.values():
-                judge(metric, whole[0], whole[1], to_device(batch, self.device))
+                judge(metric, predictions, target, to_device(batch, self.device))
             if observe:
-                observe(whole[0], whole[1], batch)
+                observe(written, target, batch)
+
+    def _join_judged(self, parts: list[_Part], counts: tuple[int, ...]) -> tuple[Any, Any]:
+        """Join predictions and targets for the metrics that judge whole batches."""
+        predictions = tuple(part.predictions for part in parts)
+        targets = tuple(part.target for part in parts)
+        try:
+            whole = join(predictions, counts), join(targets, counts)
+        except _MISFITS as error:
+            own = [f"metric '{name}' ({class_name(metric)})" for name, metric in self.whole.items()]
+            who = "predictions: the target"
+            if own:
+                who = f"{own[-1]} has no merge(states), and what it judges"
+            remedy = ", or add merge to the metric" if own else ""
+            raise _misfit(who, predictions if own else targets, error, remedy) from error
+        joined: tuple[Any, Any] = to_device(whole, self.device)
+        return joined
+
+    def _join_written(
+        self,
+        parts: list[_Part],
+        counts: tuple[int, ...],
+        predictions: Any,
+    ) -> Any:
+        """Join what is written: the predictions themselves, or what was made of them."""
+        written = tuple(chain.from_iterable(part.written for part in parts))
+        if not written:
+            return predictions
+        try:
+            return to_device(join(written, counts), self.device)
+        except _MISFITS as error:
+            raise _misfit("predictions: what is written", written, error) from error
+
+
+def _misfit(who: str, slices: Sequence[Any], error: Exception, remedy: str = "") -> DataError:
+    what = f"{who} cannot be joined to whole batches: slices are {shape_of(slices[0], 1)} ({error})"
+    return DataError(f"{what}; return a row per sample along the first dimension{remedy}")
 
 
 def in_step(batches: Iterable[Any], world: World) -> Iterator[Any]:
