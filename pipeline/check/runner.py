@@ -30,7 +30,7 @@ TRAINING = (
     "precision", "epochs", "max_steps", "optimizer_step_limit", "max_time", "valid_interval", "save_interval", "keep_last", "keep_best",
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
     "grad_clip_value", "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
-    "sync_batchnorm", "find_unused_parameters", "profile_training",
+    "save_inference_dynamic", "sync_batchnorm", "find_unused_parameters", "profile_training",
 )  # fmt: skip
 
 # Keys without which those that begin with their names don't matter, such as ``debug_batches``.
@@ -113,6 +113,9 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
         _check_validation(runner, phases)
         if (interval := runner["save_inference_interval"]).value in (None, []):
             _refuse_idle(runner, _EXPORT_KEYS[1:], f"{interval.name} is null; set it, or remove this", interval)
+        elif not (export := runner["save_inference_export"]).value:
+            reason = f"{export.name} is off; set it to true, or remove this"
+            _refuse_idle(runner, ["save_inference_dynamic"], reason, export)
         # A loop of one's own, or an ``is_over``, may end without any of them.
         definition = runner["runner_class_path"].find_class("Runner")
         users = [cls for cls in classes.ancestry(definition)[0] if not source.is_ours(cls.module)] if definition else []
@@ -216,7 +219,12 @@ def _check_plugins(runner: Setting, metric_names: Collection[str], qualified: Co
 
 
 # Keys of the runner that only the default runner stage reads.
-_EXPORT_KEYS = ("save_inference_interval", "save_inference_path", "save_inference_export")
+_EXPORT_KEYS = (
+    "save_inference_interval",
+    "save_inference_path",
+    "save_inference_export",
+    "save_inference_dynamic",
+)
 
 
 def experiment_of(runner: Setting, definition: source.Definition | None) -> str | None:

@@ -486,6 +486,9 @@ class RunnerSchema(_Section):
     )
     save_inference_path: str | None = Field(None, description="where these go, likewise; null is `<runner>/inference`")
     save_inference_export: bool = Field(False, description="and the model, or a Brain's modules, by torch.export")
+    save_inference_dynamic: dict[str, dict[str, Patience]] = Field(
+        {}, description="dimensions of any size in the export: {name: {input: its number, from 0}}"
+    )
     init_model_path: InitialWeights | None = Field(
         None, description="first weights: checkpoint, run, file, {run, which}; `best` or `last` of the runner before"
     )
@@ -604,6 +607,7 @@ _EXPERIMENT_INSTEAD = {
     "save_inference_interval": "saves its weights itself; remove it",
     "save_inference_path": "saves its weights itself; remove it",
     "save_inference_export": "saves its weights itself; remove it",
+    "save_inference_dynamic": "saves its weights itself; remove it",
     "init_modules": "loads all weights itself; remove it",
     "rename": "loads all weights itself; remove it",
     "freeze": "loads all weights itself; remove it",

@@ -954,13 +954,21 @@ def refuse_unshared(loader: Any, where: str) -> None:
 
 
 def first_batch(loader: Any) -> Any:
-    """The first batch of a loader, on all ranks that of rank 0; random generators, samplers and streams stay as they are.
+    """The first batch of a loader; as ``first_batches``, which says more."""
+    return first_batches(loader, 1)[0]
+
+
+def first_batches(loader: Any, count: int) -> list[Any]:
+    """The first batches of a loader, on all ranks those of rank 0.
+
+    Random generators, samplers and streams stay as they are.
 
     The samples of a map-style dataset are a function of their index, so such a dataset is asked once more. One that is
     iterated may count what it gives: it is asked in another process.
 
     Args:
         loader: a DataLoader, or any iterable that can be iterated again.
+        count: how many; a shorter loader gives fewer.
 
     Raises:
         DataError: it gives no batch, or can be iterated only once.
@@ -974,9 +982,11 @@ def first_batch(loader: Any) -> Any:
         if batches is loader:
             kind = f"a {type(loader).__name__} can be iterated only once"
             raise DataError(f"{kind}, and a batch taken before the training would be missing in it; use a DataLoader")
-        return next(batches)
-    except StopIteration:
-        raise DataError("the loader gave no batch; check the dataset, or drop_last with few samples") from None
+        first = list(islice(batches, count))
+        if not first:
+            remedy = "check the dataset, or drop_last with few samples"
+            raise DataError(f"the loader gave no batch; {remedy}")
+        return first
     finally:
         set_states(states)
         restore_states(own, own_states)
