@@ -169,6 +169,7 @@ class Builder:
     """Turns PyYAML's nodes into ours, and counts them."""
 
     def __init__(self, text: str, origin: Origin) -> None:
+        self.text = text
         self.lines = text.splitlines()
         self.origin = origin
         self.faults: list[Fault] = []
@@ -193,6 +194,10 @@ class Builder:
             message = f"more than {limit} once its aliases are expanded; make the config smaller"
             raise ConfigError([place.fault("", message)])
         if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
+            written = self.text[node.start_mark.index : node.end_mark.index]
+            if written in ("{workspace}", "{run_dir}"):
+                self.faults.append(place.fault("", _missing_quotes(written)))
+                return Node(written, place, key)
             return Node(self.mapping(node, depth), place, key)
         if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
             return Node([self.build(child, depth + 1) for child in node.value], place, key)
@@ -431,11 +436,50 @@ def _by_name(value: Any) -> Any:
     return value
 
 
+# Quoted text and comments, which are skipped, and then words with the braces of a placeholder or reference.
+_WORDS_WITH_BRACES = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*" | '[^']*' | (?<!\S)\#.*
+    | (?P<word> [^\s,\[\]{}"']* (?: \$\{[^\s{}]*\} | \{\w+\} ) (?: [^\s,\[\]{}"'] | \$?\{[^\s{}]*\} )* )
+    """,
+    re.VERBOSE,
+)
+
+# What PyYAML says of plain text that begins with one of YAML's special characters.
+_SPECIAL_START = re.compile(r"cannot start any token|undefined alias|expected alphabetic or numeric character")
+
+
+def _missing_quotes(word: str) -> str:
+    return f'YAML takes the braces of {word} for a mapping; put the value in quotes: "{word}"'
+
+
+def _unquoted(line: str, column: int) -> str:
+    """Return the word with braces at a column, counted from 0, of a line that is no YAML.
+
+    It is ``""`` if there is none. The time for the search grows with the square of the line's length,
+    so a long line is not searched.
+    """
+    if len(line) > 2000:
+        return ""
+    for match in _WORDS_WITH_BRACES.finditer(line):
+        is_here = match.start() <= column and not line[match.end() : column].strip()
+        if match["word"] and is_here:
+            return match["word"].removesuffix(":")
+    return ""
+
+
 def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
     assert error.problem_mark, "every error of the scanner, the parser and the composer has one"
     place, line = _origin_at(origin, error.problem_mark, text.splitlines()), error.problem_mark.line
-    remedy = "indent with spaces, not tabs" if "\t" in place.text else "mend the YAML"
     problem = error.problem or ""
+    if word := _unquoted(place.text, error.problem_mark.column):
+        return place.fault("", _missing_quotes(word))
+    if "\t" in place.text:
+        remedy = "indent with spaces, not tabs"
+    elif _SPECIAL_START.search(problem):
+        remedy = "put the value in quotes"
+    else:
+        remedy = "mend the YAML"
     if "single document" in (error.context or ""):
         problem, remedy = "holds several YAML documents", "keep one"
     elif error.context_mark and error.context_mark.line < line:
