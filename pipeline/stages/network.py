@@ -24,7 +24,7 @@ from pipeline.training.brain import Brain, ModuleBrain, overridden
 from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
 from pipeline.training.phase import faults_at, phase_errors, run_options_for
 from pipeline.training.schedules import Constant
-from pipeline.training.unregistered import require_registered
+from pipeline.training.unregistered import attributes_with_trainable, require_registered
 from pipeline.training.updater import OwnLossBrain, StandardUpdater, Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
@@ -190,7 +190,9 @@ class Network(NetworkBase):
             named, where = phase.loss != MODEL_LOSS, f"{address}.loss"
             loss = load_named(phase.loss, where, "Loss", context["config"]) if named else None
             with phase_errors(phase.name):
-                brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
+                loss = loss() if isinstance(loss, type) else loss
+                brain = ModuleBrain(model, loss)
+            refuse_trainable_loss(loss, model, where)
         what = f"{address}.model: {type(brain).__name__}"
         if ignored := brain._ignored_arguments():
             why = "which would be ignored: in a config the runner and the phase say this"
@@ -280,6 +282,20 @@ class Network(NetworkBase):
         if isinstance(updater, StandardUpdater):
             updater.optim_schedulers = optim_schedulers
         return updater
+
+
+def refuse_trainable_loss(loss: object, model: nn.Module, address: str) -> None:
+    """Raise for a loss with parameters of its own that require a gradient.
+
+    Raises:
+        ConfigError: it has some; the optimizer does not train them, and no checkpoint has them.
+    """
+    names = attributes_with_trainable(loss, model)
+    if names:
+        what = f"{address}: {type(loss).__name__} has trainable parameters in {', '.join(names)}"
+        why = "a loss is neither trained nor saved"
+        remedy = f"make it a part of the model and write `loss: {MODEL_LOSS}`, or freeze it: requires_grad_(False)"
+        raise ConfigError(f"{what}, and {why}; {remedy}")
 
 
 def refuse_two_optimizers(brain: Brain, phase: PhaseSchema, context: Context) -> None:

@@ -439,7 +439,7 @@ class Brain:
                 returned = self.compute_objectives(predictions, batch, TRAIN)
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
-        losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
+        losses = losses_by_name(returned, self._loss_source) if plain is None else {"loss": plain}
         step = self._step_as_overridden if self._overrides_step else backward_and_step
         finite, updated = step(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
         self._train_state["samples"] += samples
@@ -622,7 +622,7 @@ class Brain:
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
         losses = self._losses(self._predictions(batch, stage), batch, stage)
-        return self._reported_loss(losses_by_name(losses, f"{self._where}compute_objectives"))
+        return self._reported_loss(losses_by_name(losses, self._loss_source))
 
     def count_samples(self, batch: Any) -> int:
         """Return how many samples a batch holds, by which its loss counts in each mean.
@@ -826,7 +826,7 @@ class Brain:
             returned = self.compute_objectives(predictions, batch, stage)
         if returned is None or (isinstance(returned, Mapping) and not returned):
             return {}
-        return losses_by_name(returned, f"{self._where}compute_objectives")
+        return losses_by_name(returned, self._loss_source)
 
     def _predictions(self, batch: Any, stage: Stage) -> Any:
         """The predictions for a batch, in the precision of an evaluation."""
@@ -941,6 +941,11 @@ class Brain:
     @property
     def _where(self) -> str:
         return f"phase.{self._phase_name}: " if self._phase_name else ""
+
+    @property
+    def _loss_source(self) -> str:
+        """What has returned a loss, for messages."""
+        return f"{self._where}compute_objectives"
 
     def _reported_loss(self, losses: Losses) -> Tensor:
         """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""
@@ -1082,6 +1087,13 @@ class ModuleBrain(Brain):
             what = f"{type(self.module).__name__}.forward returned {shape_of(predictions, 1)} without a loss"
             raise DataError(f"{self._where}{what}; return it as `loss`, or name a loss function")
         return cast("Tensor", loss)
+
+    @property
+    def _loss_source(self) -> str:
+        """The loss of the config, or the ``forward`` of a module that returns its loss."""
+        if self.loss is None:
+            return f"{self._where}{type(self.module).__name__}.forward"
+        return f"{self._where}{getattr(self.loss, '__name__', type(self.loss).__name__)}"
 
     def _named_modules(self) -> dict[str, nn.Module]:
         """The modules as ``freeze`` names them, the whole by the name of its class."""

@@ -46,6 +46,39 @@ def require_registered(
         raise ConfigError("\n".join(f"{where}{fault}" for fault in faults))
 
 
+def attributes_with_trainable(holder: object, modules: nn.Module) -> list[str]:
+    """Return the attributes of an object in which something would be trained.
+
+    Attributes of its submodules count too, and so does what is in plain containers.
+
+    Args:
+        holder: a module or any other object.
+        modules: what is trained; its parameters do not count.
+    """
+    registered = {id(parameter) for parameter in modules.parameters()}
+    parts = holder.modules() if isinstance(holder, nn.Module) else [holder]
+    names = []
+    for part in parts:
+        for name, value in _attributes(part):
+            parameters = [own for item in _items([value], _LEVELS) for own in _parameters(item)]
+            if any(own.requires_grad and id(own) not in registered for own in parameters):
+                names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def _attributes(holder: object) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, with the parameters and submodules of a module."""
+    attributes = dict(getattr(holder, "__dict__", {}))
+    if isinstance(holder, nn.Module):
+        for registry in ("_parameters", "_modules"):
+            attributes.update(attributes.pop(registry, {}))
+    yield from attributes.items()
+
+
+def _parameters(item: nn.Module | nn.Parameter) -> list[nn.Parameter]:
+    return [item] if isinstance(item, nn.Parameter) else list(item.parameters())
+
+
 def _faults(roots: list[nn.Module], owner: object, elsewhere: list[nn.Module]) -> list[str]:
     modules = [part for root in roots for part in root.modules()]
     others = [part for root in elsewhere for part in root.modules()]

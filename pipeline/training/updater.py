@@ -146,6 +146,10 @@ class OwnLossBrain(ModuleBrain):
         """The same."""
         return predictions
 
+    @property
+    def _loss_source(self) -> str:
+        return f"{self._where}{type(self.module).__name__}.forward"
+
 
 class CountedBatches(Iterator[Any]):
     """An iterator over the batches of an epoch that counts those it has returned.
