@@ -11,7 +11,7 @@ from pipeline.check.data_flow import is_untouched
 from pipeline.check.dataset import check_dataset
 from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
-from pipeline.config.schema import MODEL_LOSS, TARGETS, UpdaterSettings
+from pipeline.config.schema import MODEL_LOSS, TARGETS, UpdaterSettings, has_effect
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
 from pipeline.user_code.class_path import METRICS, MODULES, ClassPath
@@ -269,6 +269,39 @@ def check_updater(phase: Setting) -> None:
         path.fault(f"takes one optimizer, and the phase has {', '.join(names)}; let it take optim_schedulers, by name")
 
 
+# How code of an updater reaches the optimizers that the network stage has built.
+_OPTIMIZERS_OF_BRAIN = {"fit_batch", "optimizers_step", "optimizer", "optimizers_dict", "zero_grad"}
+
+
+def updates_alone(phase: Setting) -> bool:
+    """Return whether the updater of a phase certainly does not use the optimizers that a config gives to it.
+
+    Its constructor takes none of them then, and its source reaches none through the Brain.
+    """
+    path = phase["updater"]["class_path"]
+    if path.node is None:
+        return False
+    given = isinstance(path.value, type)
+    definition = source.class_definition(path.value) if given else path.find_class("Updater", UPDATER)
+    parameters = classes.parameters(definition) if definition else None
+    if definition is None or parameters is None:
+        return False
+    if not {"optimizer", "optim_schedulers"}.isdisjoint(parameters.names):
+        return False
+    above, complete = classes.ancestry(definition)
+    own = [cls for cls in above if f"{cls.module.name}:{cls.name}" != uncalled.STANDARD_UPDATER]
+    attributes = [node for cls in own for node in ast.walk(cls.node) if isinstance(node, ast.Attribute)]
+    return complete and not any(_is_optimizer_of_phase(attribute) for attribute in attributes)
+
+
+def _is_optimizer_of_phase(attribute: ast.Attribute) -> bool:
+    """Return whether an attribute is ``optim_schedulers``, or one of a Brain that steps its optimizers."""
+    if attribute.attr == "optim_schedulers":
+        return True
+    owner = ast.unparse(attribute.value).rpartition(".")[2]
+    return owner == "brain" and attribute.attr in _OPTIMIZERS_OF_BRAIN
+
+
 # What the runner calls on a metric.
 METRIC = ("update", "compute", "reset")
 TRAIN_METRIC = (*METRIC, "state_dict", "load_state_dict")
@@ -323,8 +356,28 @@ class PhaseCheck:
             making = [phase for phase in own_phases if _makes_optimizers(phase)]
             without = [phase for phase in own_phases if not (phase["optim_schedulers"].value or phase in making)]
             stepped = any(is_stepped(self.runner, phase) for phase in without)
-            if without or not making:
+            needed = any(self.uses_optimizers(phase) for phase in without)
+            shared = self.runner.inspection.setting("hyper_parameters")["optimizer"]
+            is_written = bool(without) and shared.value is not None
+            if needed or is_written or not (without or making):
                 check_short_form(self.runner, needed=bool(without), stepped=stepped)
+            elif len(without) == len(own_phases):
+                self.refuse_optimizer_keys()
+
+    def uses_optimizers(self, phase: Setting) -> bool:
+        """Return whether training may use the optimizers that a config gives to a phase.
+
+        Phases that share its model use them too.
+        """
+        sharing = [other for other in self.phases.values() if other["model_of"].value == phase.name]
+        return any(not updates_alone(each) for each in (phase, *sharing))
+
+    def refuse_optimizer_keys(self) -> None:
+        """Refuse the runner's keys for optimizers if every phase has an updater with its own."""
+        for key in ("grad_clip", "grad_clip_value", "accum_grad", "check_gradients"):
+            setting = self.runner[key]
+            if setting.is_written and has_effect(key, setting.value):
+                setting.refuse_idle("the updater of each phase has its own optimizer; do this in it, and remove it")
 
     def phase(self, phase: Setting) -> None:
         """Check one phase."""

@@ -209,6 +209,8 @@ class Network(NetworkBase):
     ) -> dict[str, OptimScheduler]:
         """The OptimSchedulers of the phase; without ``optim_schedulers`` there is one, "main", or those that the Brain makes.
 
+        There are none if the config has no optimizer and the updater of the phase has its own.
+
         Raises:
             ConfigError: the config has an optimizer, and the Brain makes its own.
         """
@@ -219,7 +221,9 @@ class Network(NetworkBase):
             with error_context(f"phase.{phase.name}"):
                 return brain._make_optimizers(grad_clip_value=runner.grad_clip_value)
         built = {name: self.build_named_scheduler(name, phase, brain, runner, context) for name in names}
-        built = built or {"main": self.build_optim_scheduler(brain.modules, runner, context)}
+        has_own = phase.updater is not None and "optimizer" not in context["hyper_parameters"]
+        if not built and not has_own:
+            built["main"] = self.build_optim_scheduler(brain.modules, runner, context)
         for scheduler in built.values():
             scheduler.check_gradients = runner.check_gradients
         return built

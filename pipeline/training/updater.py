@@ -185,7 +185,7 @@ class StandardUpdater(UpdaterBase):
 
     Attributes:
         models, optimizers: name -> what ``state_dict`` keeps; ``main`` is what it was given.
-        optim_schedulers: those of the run; None by hand.
+        optim_schedulers: those of the run, none if this updater has its own optimizer; None by hand.
     """
 
     # Of the class, since PaddleSpeech's updaters of several models do not call this constructor.
@@ -272,7 +272,7 @@ class StandardUpdater(UpdaterBase):
             DataError: the model returns no loss.
         """
         losses = _losses_of(self.model, batch)
-        if self.optim_schedulers is None:
+        if not self.optim_schedulers:
             self.optimizer.zero_grad()
             torch.autograd.backward(losses["loss"])
             self.optimizer.step()
@@ -281,7 +281,10 @@ class StandardUpdater(UpdaterBase):
         return {name: loss.detach() for name, loss in losses.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, the models, the optimizers and the place in the data; in a run, which keeps the rest, the counters."""
+        """The counters, the models, the optimizers and the place in the data.
+
+        A run keeps the rest itself. There it is the counters, and the optimizers if they are not the run's.
+        """
         state = super().state_dict()
         if self.optim_schedulers is None:
             state |= {name: part.state_dict() for name, part in self._parts().items()}
@@ -293,6 +296,8 @@ class StandardUpdater(UpdaterBase):
                 knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
                 place = state_of(self.dataloader, "the dataloader") if knows else None
                 state["data"] = {"begun": self._begun, "taken": self._iterator.taken, "place": place}
+        elif not self.optim_schedulers:
+            state |= {name: own.state_dict() for name, own in self._own_optimizers().items()}
         return state
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -302,12 +307,16 @@ class StandardUpdater(UpdaterBase):
             CheckpointError: it is the state of another.
         """
         super().set_state_dict(state_dict)
-        if self.optim_schedulers is not None:
+        if self.optim_schedulers:
             return
-        self._iterator, remedy = None, f"give it what state_dict() of a {type(self).__name__} returned"
-        for name, part in self._parts().items():
+        remedy = f"give it what state_dict() of a {type(self).__name__} returned"
+        parts = self._parts() if self.optim_schedulers is None else self._own_optimizers()
+        for name, part in parts.items():
             with fitting(f"{type(self).__name__}.set_state_dict", name, remedy):
                 part.load_state_dict(state_dict[name])
+        if self.optim_schedulers is not None:
+            return
+        self._iterator = None
         if (data := state_dict.get("data")) and data["taken"] != self.updates_per_epoch:
             # The epoch is begun again, and what was taken is left out.
             self._go_back(data["begun"])
@@ -322,7 +331,11 @@ class StandardUpdater(UpdaterBase):
 
     def _parts(self) -> dict[str, Any]:
         parts = {f"{name}_params": model for name, model in self.models.items()}
-        return parts | {f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()}
+        return parts | self._own_optimizers()
+
+    def _own_optimizers(self) -> dict[str, Any]:
+        optimizers: Mapping[str, Any] = getattr(self, "optimizers", {})
+        return {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
 
     def _begin_epoch(self, new_epoch: Callable[[], None]) -> None:
         self._begun = self._now()
