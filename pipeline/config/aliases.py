@@ -142,7 +142,7 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         node.value = {name: Node(part, node.origin) for name, part in value.items()} if is_new else value
         yield from _put(node, runner, canonical, f"{address}.{alias}")
     steps = runner.get("max_steps")
-    if steps and (match := re.fullmatch(r"(\d+) updates?", str(steps.value))):
+    if steps and (match := re.fullmatch(r"([0-9]{1,18}) updates?", str(steps.value))):
         runner.pop("max_steps").value = int(match[1])
         yield from _put(steps, runner, "optimizer_step_limit", f"{address}.max_steps", "in updates ")
     # ``32`` and ``bf16-mixed`` are Lightning's words.

@@ -42,7 +42,7 @@ class Interval(NamedTuple):
         """
         if starts and value == START:
             return cls(0, START)
-        match = re.fullmatch(r"([0-9]+)(?: (\w+?)s?)?", str(value))
+        match = re.fullmatch(r"([0-9]{1,18})(?: (\w+?)s?)?", str(value))
         if not match or int(match[1]) < 1 or (match[2] or "iteration") not in UNITS:
             forms = "a positive number of iterations, or '5 update', '2 epoch', '30 second', '10 minute', '1 hour'"
             raise ValueError(f"is {value!r}; write {forms}; null for never")
@@ -140,7 +140,7 @@ def _intervals(value: Any, *, starts: bool = False) -> Any:
 
 _STRING = {"type": "string"}
 
-_DURATION = rf"0*[1-9][0-9]* ({'|'.join(SECONDS)})s?"
+_DURATION = rf"0{{0,9}}[1-9][0-9]{{0,8}} ({'|'.join(SECONDS)})s?"
 
 _STEPS = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^[0-9]+ updates?$"}]}
 
@@ -526,7 +526,7 @@ class RunnerSchema(_Section):
     strategy: Literal["ddp"] = Field("ddp", description="how several processes share the work: ddp")
     sync_batchnorm: bool = Field(False, description="BatchNorm over the batches of all processes; on GPUs only")
     find_unused_parameters: bool = Field(False, description="of ddp: some parameters are in no loss of some batch")
-    collective_timeout: float = Field(600.0, gt=0, description="seconds that a process waits for the others")
+    collective_timeout: float = Field(600.0, gt=0, le=1e9, description="seconds that a process waits for the others")
     worker_num: Count | None = Field(None, description="processes on this host, as --nproc; of local_cluster_train")
     fleet_mode: Literal["collective"] | None = Field(None, description="collective: a launcher starts its processes")
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")

@@ -144,12 +144,20 @@ def unique_nodes(*nodes: Node) -> tuple[Node, ...]:
     return tuple({node.origin: node for node in nodes}.values())
 
 
+# Larger integers do not fit into a float, and Python refuses to print those of some thousand digits.
+MAX_BITS = 1000
+
+_TOO_LARGE = f"is an integer of more than {MAX_BITS} bits; write a smaller one, or quote it to make it a string"
+
+
 def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:
     """A tree from plain data, with ``origin`` for every value.
 
     Raises:
-        ConfigError: it is too deep.
+        ConfigError: it is too deep, or an integer is too large.
     """
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ConfigError([origin.fault("", f"{hex(value)[:40]}… {_TOO_LARGE}")])
     if depth > MAX_DEPTH:
         raise ConfigError([origin.fault("", f"more than {MAX_DEPTH} levels; make the config smaller")])
     if isinstance(value, dict):
@@ -255,14 +263,31 @@ class Builder:
                 case "bool":
                     return {"true": True, "false": False}[text.lower()]
                 case "int":
-                    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+                    return _integer(text)
                 case "float":
                     return float(re.sub(r"\.(inf|nan)", r"\1", text.lower()))
         except (ValueError, KeyError):
             self.faults.append(place.fault("", f"'{text[:40]}' is no {kind}; quote it to make it a string"))
+        except OverflowError:
+            self.faults.append(place.fault("", f"'{text[:40]}…' {_TOO_LARGE}"))
         else:
             self.tag(node, place)
         return None
+
+
+def _integer(text: str) -> int:
+    """The value of an integer of the core schema.
+
+    Raises:
+        ValueError: it is none.
+        OverflowError: it is too large.
+    """
+    if len(text) > MAX_BITS:
+        raise OverflowError
+    value = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if value.bit_length() > MAX_BITS:
+        raise OverflowError
+    return value
 
 
 MAX_BYTES = 1 << 20
@@ -379,7 +404,7 @@ def parse(text: str, origin: Origin, faults: list[Fault] | None = None) -> Node:
         line = text.count("\n", 0, error.position) + 1
         what = f"holds the character {error.character:#06x}, which no YAML may hold"
         raise ConfigError([replace(origin, line=line).fault("", f"{what}; take it out")]) from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError([origin.fault("", f"is no YAML: {str(error).splitlines()[0]}; mend it")]) from error
     if root is None:
         return Node(None, origin)

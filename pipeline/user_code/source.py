@@ -150,12 +150,30 @@ class Definition:
         return f"{self.module.file.name}:{self.node.lineno}"
 
 
+_HUGE_NUMBER = re.compile("0[xob][0-9a-f_]{1000}", re.IGNORECASE)
+
+
+class _WithoutHugeNumbers(ast.NodeTransformer):
+    """Replaces integers that Python refuses to print by a name, whose value nothing knows."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        """Keep any other constant."""
+        if isinstance(node.value, int) and node.value.bit_length() > 3000:
+            return ast.copy_location(ast.Name("_a_huge_number", ast.Load()), node)
+        return node
+
+
 @lru_cache(maxsize=1024)
 def _parse(name: str, file: Path, _modified: int) -> Module:
     try:
         with tokenize.open(file) as source:
             text = source.read()
         tree = ast.parse(text, filename=str(file))
+        if _HUGE_NUMBER.search(text):
+            tree = _WithoutHugeNumbers().visit(tree)
+    except LookupError as error:  # an encoding such as rot13
+        # The rest of Python's message advises to open the file in another way.
+        raise SyntaxError(str(error).partition(";")[0]) from error
     except ValueError as error:  # bytes that are no text
         raise SyntaxError(str(error)) from error
     except (MemoryError, RecursionError) as error:  # how Python's parser answers to thousands of brackets
