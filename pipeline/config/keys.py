@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pydantic import BaseModel
@@ -51,6 +52,46 @@ def addresses_of(tree: Node) -> set[str]:
     for section, model in SECTIONS.items():
         addresses |= {f"{section}.{item}.{name}" for item in tree.section(section) for name in fields(model)}
     return addresses
+
+
+def full_addresses(tree: Node, short: str) -> list[str]:
+    """Return the full addresses that a short one may mean, such as ``runner.t.epochs`` for ``epochs``.
+
+    They have the parts of the short address in its order, and its last part at their end. Of keys that
+    the config sets, keys that it may set, and what is inside of values, the first kind with such an
+    address counts alone.
+    """
+    written = [address for address, node in tree.walk() if node.origin is not DEFAULT]
+    inside = {address for address in written if (key := key_of(address)) and key.inside}
+    kinds = ([each for each in written if each not in inside], sorted(addresses_of(tree) - inside), written)
+    found = (_with_parts(short, addresses) for addresses in kinds)
+    return next(filter(None, found), [])
+
+
+def _with_parts(short: str, addresses: Iterable[str]) -> list[str]:
+    """Return the addresses that have the parts of a short one, with its spelling of the last key."""
+    *first, last = short.split(".")
+    found = []
+    for address in addresses:
+        parent = address.rpartition(".")[0]
+        canonical, *others = aliases.names_of(address)
+        is_key = key_of(f"{parent}.{canonical}") is not None
+        if not is_key or last not in (canonical, *others):
+            continue
+        parts = iter(parent.split("."))
+        # `in` consumes the iterator up to the part that it finds.
+        if parent and all(part in parts for part in first):
+            found.append(f"{parent}.{last}")
+    return [address for address in dict.fromkeys(found) if address != short]
+
+
+def did_you_mean(tree: Node, short: str) -> str:
+    """Return the remedy that names full addresses for a short one, with its leading ``;``.
+
+    It is ``""`` if there is none, or if there are more than three.
+    """
+    found = [f"'{address}'" for address in full_addresses(tree, short)]
+    return f"; did you mean {' or '.join(found)}?" if 1 <= len(found) <= 3 else ""
 
 
 def find_key(tree: Node, address: str) -> Node | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.config import aliases, plugin_list, schema, yaml_tree
+from pipeline.config import aliases, keys, plugin_list, schema, yaml_tree
 from pipeline.config.interpolation import References
 from pipeline.config.usage import UsageTracker
 from pipeline.config.validation import validate
@@ -38,10 +38,15 @@ def apply_override(override: str, tree: Node, notes: list[str]) -> list[Fault]:
         adds = override.startswith("+")
         if address.partition(".")[0] == plugin_list.SECTION:
             return _override_plugins(tree, address, value, notes, adds=adds)
+    except ConfigError as error:
+        return [origin.fault(address, fault.message) for fault in error.faults]
+    try:
         if not adds:
             _refuse_new(tree, address, origin)
         _set(tree, address, value)
     except ConfigError as error:
+        if full := keys.did_you_mean(tree, address):
+            return [origin.fault(address, f"there is no such address{full}")]
         return [origin.fault(address, fault.message) for fault in error.faults]
     return []
 

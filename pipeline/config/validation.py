@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from pipeline.config import keys
 from pipeline.config.aliases import use_canonical_keys
 from pipeline.config.schema import SECTIONS, ConfigSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
@@ -97,12 +98,19 @@ def _fault(detail: dict[str, Any], tree: Node) -> Fault:
         model = SECTIONS.get(str(part), model) if not address.count(".") else model
     kind, last = detail["type"], str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
-        known = [info.alias or name for name, info in model.model_fields.items()]
-        most = ", ".join(known) if len(known) < 12 else f"{', '.join(known[:12])}, …"
-        return (node.key or node.origin).fault(address, f"unknown key{nearest(last, known) or f'; known: {most}'}")
+        return (node.key or node.origin).fault(address, f"unknown key{_remedy(last, model, tree)}")
     if kind == "missing":
         return node.origin.fault(f"{address}.{last}" if address else last, f"required key is missing; add `{last}:`")
     return node.origin.fault(address, message(detail, node.plain()))
+
+
+def _remedy(key: str, model: type[BaseModel], tree: Node) -> str:
+    """What to write in the place of an unknown key of a section, with its leading ``;``."""
+    known = list(keys.fields(model))
+    if found := keys.did_you_mean(tree, key) or nearest(key, known):
+        return found
+    most = ", ".join(known) if len(known) < 12 else f"{', '.join(known[:12])}, …"
+    return f"; known: {most}"
 
 
 def message(detail: Mapping[str, Any], value: Any) -> str:
