@@ -30,7 +30,10 @@ def test_1000_mutated_configs_are_answered_with_faults_alone() -> None:
     [
         ("plugins=[null]", "'plugins.0'"),
         ("runner.train_runner.name=[lock]", "is ['lock'], a list; write a string"),
-        ("plugins=[{progress_bar: 1}]", "'progress_bar': its arguments are 1; write a mapping, or false to remove it"),
+        (
+            "plugins=[{progress_bar: 1}]",
+            "'progress_bar': its arguments are 1; write a mapping such as {every: 5}, or false to remove it",
+        ),
         (r'dataset.train_data.class_path="{workspace}/a\0.py"', "can be no file: embedded null byte; check the path"),
         (
             "dataset.train_data.class_path={workspace}/" + 300 * "x" + ".py",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pipeline.config import keys
 from pipeline.config.load import unknown_name
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, nearest, one_of
@@ -200,7 +201,8 @@ class Setting:
     def check_mapping(self) -> None:
         """A fault for arguments that have no names."""
         if self.node and not self.is_mapping and "${" not in str(self.node.value):
-            self.fault(f"is {describe_value(self.value)}; write a mapping")
+            what = f"is {describe_value(self.value)}; write a mapping"
+            self.fault(f"{what}{keys.example_of(self.address)}")
 
     def check_arguments(self, parameters: classes.Parameters | None, what: str) -> None:
         """Check arguments by name against a signature; None: unknown."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pipeline.config import aliases, plugin_list
 from pipeline.config.schema import SECTIONS, ConfigSchema
-from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
+from pipeline.config.yaml_tree import DEFAULT, Node, from_plain, one_line
 
 
 class Key(NamedTuple):
@@ -44,6 +44,25 @@ def key_of(address: str) -> Key | None:
     name, _, inside = address.partition(".")
     info = fields(model).get(name)
     return Key(model, name, info, inside) if info else None
+
+
+def example_of(address: str) -> str:
+    """Return an example of the mapping at an address, for a message: ``, such as {width: 32}``."""
+    key = key_of(address)
+    value: Any = key.info.examples[0] if key and key.info.examples else None
+    for part in key.inside.split(".") if key and key.inside else ():
+        value = _example_inside(value, part)
+    return f", such as {one_line(value)}" if value is not None else ", such as {name: value}"
+
+
+def _example_inside(value: Any, part: str) -> Any:
+    """Return what an example has at a part of an address; names that users choose may be others there."""
+    if isinstance(value, list):
+        return value[0]
+    if not isinstance(value, dict) or part in value:
+        return (value or {}).get(part)
+    first = next(iter(value.values()))
+    return first if isinstance(first, dict) else None
 
 
 def addresses_of(tree: Node) -> set[str]:

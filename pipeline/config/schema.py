@@ -328,7 +328,7 @@ def _stage(name: str) -> Any:
 
 def _stage_arguments(name: str) -> Any:
     """The key that holds the arguments of a stage."""
-    return Field({}, description=f"keyword arguments of the {name} stage's class")
+    return Field({}, examples=[{"path": "file.txt"}], description=f"keyword arguments of the {name} stage's class")
 
 
 class _Section(BaseModel):
@@ -352,6 +352,15 @@ class _Section(BaseModel):
             return super().__getattribute__(name)
 
 
+# Examples of mappings, for messages and for editors.
+_METRICS = {"accuracy": {"class": "Accuracy"}}
+_MODULES = {"encoder": {"class": "Linear", "args": {"in_features": 8, "out_features": 1}}}
+_OPTIMIZER = {"optim_type": "Adam", "optim_conf": {"lr": 0.001}}
+_SCHEDULERS = {"main": {"class": "plateau", "args": _OPTIMIZER}}
+_SAMPLER = {"class_path": "{workspace}/data.py:Sampler", "args": {"seed": 1}}
+_UPDATER = {"class_path": "{workspace}/updater.py", "args": {"times": 3}}
+
+
 class DatasetSchema(_Section):
     """One item of ``dataset``."""
 
@@ -364,7 +373,7 @@ class DatasetSchema(_Section):
     type: Literal["DataLoader", "QueueDataset"] | None = Field(
         None, description="DataLoader or QueueDataset, as in PaddleRec; it has no effect"
     )
-    args: Arguments = Field({}, description="keyword arguments of the dataset class")
+    args: Arguments = Field({}, examples=[{"seed": 1}], description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
     global_batch_size: Count | None = Field(None, description="samples per batch of all processes; replaces batch_size")
     shuffle: bool = Field(False, description="a new order in each epoch of training, from the runner's seed")
@@ -376,8 +385,12 @@ class DatasetSchema(_Section):
     )
     whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
     resume: Literal["reread"] | None = Field(None, description="reread: a stream is read again up to the place")
-    sampler: SamplerSettings | None = Field(None, description="{class_path, args}: decides the order of the samples")
-    batch_sampler: SamplerSettings | None = Field(None, description="{class_path, args}: decides the batches")
+    sampler: SamplerSettings | None = Field(
+        None, examples=[_SAMPLER], description="{class_path, args}: decides the order of the samples"
+    )
+    batch_sampler: SamplerSettings | None = Field(
+        None, examples=[_SAMPLER], description="{class_path, args}: decides the batches"
+    )
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
@@ -388,7 +401,9 @@ class DatasetSchema(_Section):
     worker_init_fn: ClassPathValue | None = Field(None, description="called with the number of each worker, in it")
     pin_memory: bool | None = Field(None, description="batches in pinned memory; null: where the device is a GPU")
     collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
-    collate_args: Arguments = Field({}, description="keyword arguments of collate_fn, or of its class")
+    collate_args: Arguments = Field(
+        {}, examples=[{"pad": 0}], description="keyword arguments of collate_fn, or of its class"
+    )
     limit_batches: Count | None = Field(None, description="batches after which a pass ends; null is the runner's")
     # Arguments of the class, as far as they are set.
     data_path: str | list[str] | None = Field(None, description="files, folders or patterns; a list names several")
@@ -422,21 +437,29 @@ class PhaseSchema(_Section):
 
     name: Annotated[Name, BeforeValidator(_file_name)] = Field(description="letters, digits, `_` and `-`")
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
-    model_args: Arguments = Field({}, description="keyword arguments of the model, over those from hyper_parameters")
-    modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
+    model_args: Arguments = Field(
+        {}, examples=[{"width": 32}], description="keyword arguments of the model, over those from hyper_parameters"
+    )
+    modules: NamedClasses = Field(
+        {}, examples=[_MODULES], description="name -> {class, args}, built and given to the Brain as `modules`"
+    )
     model_of: str | None = Field(None, description="a phase whose model and optimizers this trains; no `model` then")
     loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; `model`: what it returns")
     count_samples: ClassPathValue | None = Field(
         None, description="(batch) -> how many samples; null: the target's rows, or as the Brain"
     )
     metrics: NamedMetrics = Field(
-        {}, description="name -> {class, args, batch: {argument of update: field of the batch}}"
+        {}, examples=[_METRICS], description="name -> {class, args, batch: {argument of update: field of the batch}}"
     )
     train_metrics: NamedMetrics = Field(
-        {}, description="name -> {class, args, batch}: of the training batches of an epoch"
+        {}, examples=[_METRICS], description="name -> {class, args, batch}: of the training batches of an epoch"
     )
-    optim_schedulers: NamedClasses = Field({}, description="name -> {class, args}; {}: hyper_parameters.optimizer")
-    updater: UpdaterSettings | None = Field(None, description="{class_path, args}: trains on a batch; null: the Brain")
+    optim_schedulers: NamedClasses = Field(
+        {}, examples=[_SCHEDULERS], description="name -> {class, args}; {}: hyper_parameters.optimizer"
+    )
+    updater: UpdaterSettings | None = Field(
+        None, examples=[_UPDATER], description="{class_path, args}: trains on a batch; null: the Brain"
+    )
     dataset_name: str | None = Field(None, description="the data that is trained on")
     valid_dataset_name: DatasetNames | None = Field(
         None, description="evaluated each `valid_interval`, and by infer runners"
@@ -474,7 +497,11 @@ class RunnerSchema(_Section):
     keep_last: int | None = Field(
         3, ge=2, description="newest kept, beside the best; null is all, the default if an infer runner evaluates all"
     )
-    keep_best: BestSettings | None = Field(None, description="the best: {metric: valid_loss, mode: min, count: 1}")
+    keep_best: BestSettings | None = Field(
+        None,
+        examples=[{"metric": "valid_top1", "mode": "max"}],
+        description="the best: {metric: valid_loss, mode: min, count: 1}",
+    )
     on_save_error: Literal["error", "warn"] = Field(
         "error", description="if the storage refuses a save: error ends the run, warn continues, except at the end"
     )
@@ -493,11 +520,15 @@ class RunnerSchema(_Section):
         None, description="first weights: checkpoint, run, file, {run, which}; `best` or `last` of the runner before"
     )
     init_modules: Names | None = Field(None, description="modules to load, or patterns; null is all, which have to fit")
-    rename: dict[str, str] | None = Field(None, description="prefix in that file -> another, in order: {'module.': ''}")
+    rename: dict[str, str] | None = Field(
+        None, examples=[{"module.": ""}], description="prefix in that file -> another, in order: {'module.': ''}"
+    )
     freeze: Frozen | None = Field(
         None, description="modules, or patterns, that are not trained; or {modules, statistics}"
     )
-    predictions: PredictionSettings | None = Field(None, description="of an infer runner: {format, path, from}")
+    predictions: PredictionSettings | None = Field(
+        None, examples=[{"format": "jsonl"}], description="of an infer runner: {format, path, from}"
+    )
     seed: int | None = Field(0, ge=0, lt=2**32, description="seed of weights and order of data; null is chance")
     deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
@@ -555,10 +586,22 @@ class ConfigSchema(_Section):
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
     plugins: list[PluginValue] = Field([], description="added to the default plugins; {name: false} removes one")
-    hyper_parameters: Arguments = Field({}, description="free values, except `optimizer`")
-    dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
-    runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
-    phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")
+    hyper_parameters: Arguments = Field({}, examples=[{"width": 32}], description="free values, except `optimizer`")
+    dataset: list[DatasetSchema] = Field(
+        default_factory=list,
+        examples=[[{"name": "train_data", "class_path": "{workspace}/data.py:Points"}]],
+        description="the data, each item with a name",
+    )
+    runner: list[RunnerSchema] = Field(
+        min_length=1,
+        examples=[[{"name": "train_runner", "class": "train"}]],
+        description="the runners, each item with a name",
+    )
+    phase: list[PhaseSchema] = Field(
+        default_factory=list,
+        examples=[[{"name": "circle", "model": "{workspace}/model.py"}]],
+        description="models with their data, each item with a name",
+    )
 
     @model_validator(mode="after")
     def _keep_evaluated_checkpoints(self) -> Self:

@@ -101,7 +101,8 @@ def _fault(detail: dict[str, Any], tree: Node) -> Fault:
         return (node.key or node.origin).fault(address, f"unknown key{_remedy(last, model, tree)}")
     if kind == "missing":
         return node.origin.fault(f"{address}.{last}" if address else last, f"required key is missing; add `{last}:`")
-    return node.origin.fault(address, message(detail, node.plain()))
+    example = keys.example_of(address) if _EXPECTED.get(kind) == "a mapping" else ""
+    return node.origin.fault(address, f"{message(detail, node.plain())}{example}")
 
 
 def _remedy(key: str, model: type[BaseModel], tree: Node) -> str:

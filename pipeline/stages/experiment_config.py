@@ -425,7 +425,9 @@ def training_of(context: Context) -> dict[str, Any]:
     """
     settings = context["hyper_parameters"].get("training", {})
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"hyper_parameters.training: is {settings!r}; write a mapping, or give it another name")
+        raise ConfigError(
+            f"hyper_parameters.training: is {settings!r}; write a mapping such as {{max_iteration: 1000}}, or give it another name"
+        )
     for name in TRAINING_KEYS.keys() & settings.keys():
         ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{TRAINING_KEYS[name]}` says it"
         raise ConfigError(f"{ignored}; write it there")

@@ -230,7 +230,8 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
             continue
         if not isinstance(item.settings.args, dict | bool | None):
             what = f"'{item.text}': its arguments are {item.settings.args!r}"
-            faults.append(item.fault(f"{what}; write a mapping, or false to remove it", "args"))
+            remedy = "write a mapping such as {every: 5}, or false to remove it"
+            faults.append(item.fault(f"{what}; {remedy}", "args"))
             continue
         previous = plugins.get(item.name)
         if previous and previous.origin is not DEFAULT:

@@ -57,7 +57,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["sampler={class_path: own.py:Order}", "shuffle=true"],
      ["shuffle: would be ignored: Order says the order, and has no argument 'shuffle'; remove it"]),
     (["sampler={class: own.py:Order}"], ["sampler.class_path: required key is missing; add `class_path:`", "sampler.class: unknown key; did you mean 'class_path'?"]),
-    (["sampler=3"], ["sampler: is 3, a whole number; write a mapping"]),
+    (["sampler=3"], ["sampler: is 3, a whole number; write a mapping, such as {class_path: '{workspace}/data.py:Sampler', args: {seed: 1}}"]),
     (["batch_sampler={class_path: own.py:Pairs, args: {most: two}}"],
      ["batch_sampler.args.most: Pairs's argument most is 'two', a string; write an integer (own.py:5: most: int)"]),
     (["batch_sampler={class_path: own.py:Pairs, args: {batch_size: 3}}"],

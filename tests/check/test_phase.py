@@ -128,7 +128,7 @@ WITH_FIELDS = (
         ("{class: AUC, batch: {weight: w}}", ["batch.weight: AUC.update has no argument 'weight'; did you mean 'weights'?"]),
         ("{class: AUC, batch: {target: w}}", ["batch.target: AUC.update has no argument 'target'; known: weights"]),
         ("{class: AUC, batch: {weights: 3}}", ["batch.weights: is 3, an integer; write the name of a field of the batch"]),
-        ("{class: AUC, batch: w}", ["batch: is 'w', a string; write a mapping"]),
+        ("{class: AUC, batch: w}", ["batch: is 'w', a string; write a mapping, such as {name: value}"]),
         ("{class: AUC, batches: {weights: w}}", ["batches: unknown key; did you mean 'batch'?"]),
     ],
 )  # fmt: skip

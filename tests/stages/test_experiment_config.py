@@ -207,7 +207,7 @@ def test_max_iteration_is_missing_while_it_depends_on_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        (3, "hyper_parameters.training: is 3; write a mapping, or give it another name"),
+        (3, "hyper_parameters.training: is 3; write a mapping such as {max_iteration: 1000}, or give it another name"),
         ({"max_iteration": 3}, "hyper_parameters.training.max_iteration: would be ignored: the runner's `max_steps`"),
         ({"save_interval": 3}, "hyper_parameters.training.save_interval: would be ignored: the runner's `save_interval`"),
     ],

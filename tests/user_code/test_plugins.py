@@ -250,7 +250,7 @@ WRONG = "from pipeline import hookimpl\n\nclass Plugin:\n    "
         ("[{progess_bar: false}]", "there is no plugin 'progess_bar'; did you mean 'progress_bar'?"),
         ("[{counter.py: false}]", "removes a plugin that is not there; known: metric_log, progress_bar"),
         ("[{progress_bar: false}, {progress_bar: false}]", "removes a plugin that is not there; known: metric_log"),
-        ("[{progress_bar: 5}]", "'progress_bar': its arguments are 5; write a mapping, or false to remove it"),
+        ("[{progress_bar: 5}]", "'progress_bar': its arguments are 5; write a mapping such as {every: 5}, or false to remove it"),
         ("[{progress_bar: {lve: false}}]", "'progress_bar' has no argument 'lve'; did you mean 'live'?"),
         ("[{metric_log: {every: 1}}]", "plugin 'metric_log' has no argument 'every'; known: csv"),
         ("[counter.py]", "plugin 'counter' needs the argument every; add it"),
