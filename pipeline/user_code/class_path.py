@@ -162,12 +162,25 @@ def _no_name(path: ClassPath, module: source.Module | None, home: source.Module)
     names = source.definitions(module) if module else []
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]
-        return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
+        return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or _offered(path, module)}"
     if module and (outer := source.outer_class(module, path.name)):
         return f"'{path.text}': {where} defines '{path.name}' only inside of {outer}; move it out, to the top level"
     other = f"; write ':{names[0]}' after the file, or name the class {path.name}" if names else ""
     hint = nearest(path.name, names) or other or f"; define {path.name} in it"
     return f"'{path.text}': {where} defines no '{path.name}'; it defines {', '.join(names) or 'no class'}{hint}"
+
+
+# More names than these are no help in a message.
+_MOST_NAMES = 40
+
+
+def _offered(path: ClassPath, module: source.Module | None) -> str:
+    """The remedy for a name that is near to none of a module: the classes that the module offers."""
+    names = source.offered_classes(module) if module else []
+    if not 0 < len(names) <= _MOST_NAMES:
+        return "; check the spelling"
+    own = f", or name a class of your own: '{{workspace}}/file.py:{path.name}'" if path.text.isidentifier() else ""
+    return f"; known: {', '.join(names)}{own}"
 
 
 def load(path: ClassPath) -> Any:

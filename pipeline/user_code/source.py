@@ -255,6 +255,26 @@ def names(module: Module) -> list[str]:
     return [*module.bindings, *(name for origin in stars for name in origin.bindings)]
 
 
+def offered_classes(module: Module) -> list[str]:
+    """Return the public classes of a module, sorted: those in ``__all__``, or else those that it defines.
+
+    Protocols and abstract classes are left out, since a config cannot name them.
+    """
+    statement = module.bindings.get("__all__")
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    listed = value.elts if isinstance(value, ast.List | ast.Tuple) else []
+    names = [str(each.value) for each in listed if isinstance(each, ast.Constant)] or definitions(module)
+    return sorted(name for name in names if name[:1].isupper() and not _is_abstract(find(module, name)))
+
+
+def _is_abstract(definition: Definition | None) -> bool:
+    """Return whether a class is a protocol or has an abstract method of its own."""
+    if definition is None or not isinstance(definition.node, ast.ClassDef):
+        return False
+    marks = [mark for node in definition.node.body for mark in getattr(node, "decorator_list", ())]
+    return "Protocol" in map(base_name, definition.node.bases) or "abstractmethod" in map(ast.unparse, marks)
+
+
 def define(module: Module, name: str, depth: int = 0) -> Definition | None:
     """The definition of ``name`` (dotted for an attribute of a module) in ``module``, across imports; None: unknown.
 

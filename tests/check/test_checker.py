@@ -224,8 +224,6 @@ PHASES: list[tuple[list[str], list[str]]] = [
     (["phase.line.metrics={a: {class: 3}}"],
      ["phase.line.metrics.a.class: is 3; write the name of a class in pipeline.training.metrics, or a class path"]),
     (["hyper_parameters.optimizer.class=SDG"], ["hyper_parameters.optimizer.class: 'SDG': torch.optim has no 'SDG'; did you mean 'SGD'?"]),
-    (["hyper_parameters.optimizer.class=Zzzzz"],
-     ["hyper_parameters.optimizer.class: 'Zzzzz': torch.optim has no 'Zzzzz'; check the spelling"]),
     (["hyper_parameters.optimizer.class=3"],
      ["hyper_parameters.optimizer.class: is 3; write the name of a class in torch.optim, or a class path"]),
     (["hyper_parameters.optimizer.class=ADAM"], []),

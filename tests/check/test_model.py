@@ -109,7 +109,8 @@ IN_MODULES = "config.yaml:9:{}: phase.line.modules.encoder"
          f"{IN_MODULES.format(16)}: has no class; write {{class: Linear, args: {{in_features: 8, out_features: 1}}}}"),
         ("out_features: 2", "out_featurs: 2",
          f"{IN_MODULES.format(55)}.args.out_featurs: Linear has no argument 'out_featurs'; did you mean 'out_features'?"),
-        ("{in_features: 1, out_features: 2}", "[1, 2]", f"{IN_MODULES.format(38)}.args: is [1, 2], a list; write a mapping, such as {in_features: 8, out_features: 1}"),
+        ("{in_features: 1, out_features: 2}", "[1, 2]",
+         f"{IN_MODULES.format(38)}.args: is [1, 2], a list; write a mapping, such as {{in_features: 8, out_features: 1}}"),
         ("encoder:", "en-coder:", "config.yaml:9:7: phase.line.modules.en-coder: 'en-coder' is no name of a module; "
          "use letters, digits and '_', as in 'encoder'"),
         ("{width: 2}", "{width: two}",

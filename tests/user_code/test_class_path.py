@@ -209,7 +209,7 @@ def test_a_path_to_no_python_file_is_told_what_is_there(workspace: Workspace, pa
         ("torch.nn.modles:Linear", "'torch.nn' has no module 'modles'; did you mean 'modules'?"),
         ("pipeline.stages.startup:Strtup", "pipeline.stages.startup has no 'Strtup'; did you mean 'Startup'?"),
         ("torch.nn.Linaer", "torch.nn has no 'Linaer'; did you mean 'Linear'?"),
-        ("json:Zzz", "json has no 'Zzz'; check the spelling"),
+        ("json:Zzz", "json has no 'Zzz'; known: JSONDecodeError, JSONDecoder, JSONEncoder"),
         (
             "json:loads",
             "'json:loads' is of type function, not a class; name a subclass of pipeline.stages.base:StartupBase",
