@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.check.data_flow import is_untouched, runs_in_order
 from pipeline.check.inspection import Inspection, Setting, plain
 from pipeline.check.phase import MODULE
+from pipeline.config.foreign_keys import foreign_remedy
 from pipeline.config.usage import is_within
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import STAGES
@@ -65,7 +66,8 @@ class HyperParameterCheck:
         if unread and self.inspection.certain and self.is_default(files):
             words |= _words(_programs(self.inspection))
             for name in (name for name, node in unread.items() if self.is_own(node) and not words & {name, *_WHOLE}):
-                message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
+                remedy = foreign_remedy(name) or self.hint(name)
+                message = f"nobody reads it: no model takes it, and nothing refers to it{remedy}"
                 self.inspection.setting("hyper_parameters")[name].fault(message, of_key=True)
         return set(unread)
 

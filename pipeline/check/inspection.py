@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pipeline.config import keys
+from pipeline.config.foreign_keys import foreign_remedy
 from pipeline.config.load import unknown_name
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, nearest, one_of
@@ -196,7 +197,8 @@ class Setting:
         """A fault for each key of a mapping that is none of those known."""
         for name, setting in self.entries():
             if name not in known:
-                setting.fault(f"unknown key{one_of(name, known)}", of_key=True)
+                remedy = foreign_remedy(name, known) or one_of(name, known)
+                setting.fault(f"unknown key{remedy}", of_key=True)
 
     def check_mapping(self) -> None:
         """A fault for arguments that have no names."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from pipeline.check.inspection import Setting
+from pipeline.config.foreign_keys import foreign_remedy
 from pipeline.config.schema import multiple_of, too_short
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -28,6 +29,8 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
         if optimizer.value is not None:
             message = "would be ignored: every phase of this runner has optim_schedulers; remove one or the other"
             optimizer.fault(message, of_key=True)
+    elif optimizer["class"].node is None and optimizer["_target_"].node is not None:
+        optimizer["_target_"].fault(f"unknown key{foreign_remedy('_target_', ['class'])}", of_key=True)
     elif optimizer["class"].node is None:
         place = optimizer if optimizer.node else replace(optimizer, parent_origin=runner.origin)
         place.fault("training needs an optimizer; add `optimizer: {class: Adam, lr: 0.001}` to hyper_parameters")
@@ -67,7 +70,12 @@ def _check_options(settings: Setting, parameters: Parameters | None, name: str) 
     if parameters and "lr" in parameters.names:
         parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
     is_group = settings["params"].node is not None
-    ours = ("params",) if is_group else _OURS
+    ours = ["params"] if is_group else [*_OURS]
+    for key, option in settings.entries():
+        taken = parameters is None or key in parameters.names
+        if not taken and (remedy := foreign_remedy(key, ours)):
+            option.fault(f"unknown key{remedy}", of_key=True)
+            ours.append(key)
     entries = ((key, option.node) for key, option in settings.entries() if key not in ours)
     options = {"lr" if key == "learning_rate" else key: node for key, node in entries}
     if settings["fused"].value == "auto" and not is_group:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pipeline.config import aliases, keys, plugin_list, schema, yaml_tree
+from pipeline.config.foreign_keys import foreign_remedy
 from pipeline.config.interpolation import References
 from pipeline.config.usage import UsageTracker
 from pipeline.config.validation import validate
@@ -45,8 +46,11 @@ def apply_override(override: str, tree: Node, notes: list[str]) -> list[Fault]:
             _refuse_new(tree, address, origin)
         _set(tree, address, value)
     except ConfigError as error:
-        if full := keys.did_you_mean(tree, address):
-            return [origin.fault(address, f"there is no such address{full}")]
+        last = address.rpartition(".")[2]
+        if remedy := foreign_remedy(last) or keys.did_you_mean(tree, address):
+            may_be_new = address.startswith("hyper_parameters.") and not override.startswith("+")
+            add = f" To add it, write +{address}=…" if may_be_new else ""
+            return [origin.fault(address, f"there is no such address{remedy}{add}")]
         return [origin.fault(address, fault.message) for fault in error.faults]
     return []
 

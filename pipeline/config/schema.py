@@ -75,6 +75,9 @@ def _steps(value: Any) -> Any:
 def _class_path(value: Any) -> Any:
     if callable(value) or (isinstance(value, str) and value):
         return value
+    if isinstance(value, dict) and "_target_" in value:
+        what = "has Hydra's `_target_`; write that class path alone, and its arguments in the key for them"
+        raise ValueError(f"{what} beside it")
     raise ValueError(f"is {value!r}; write a class path such as '{{workspace}}/file.py:Name' or 'package.module:Name'")
 
 

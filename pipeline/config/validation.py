@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.config import keys
 from pipeline.config.aliases import use_canonical_keys
+from pipeline.config.foreign_keys import foreign_remedy
 from pipeline.config.schema import SECTIONS, ConfigSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
 from pipeline.errors import Fault, nearest, one_of
@@ -108,7 +109,7 @@ def _fault(detail: dict[str, Any], tree: Node) -> Fault:
 def _remedy(key: str, model: type[BaseModel], tree: Node) -> str:
     """What to write in the place of an unknown key of a section, with its leading ``;``."""
     known = list(keys.fields(model))
-    if found := keys.did_you_mean(tree, key) or nearest(key, known):
+    if found := foreign_remedy(key, known) or keys.did_you_mean(tree, key) or nearest(key, known):
         return found
     most = ", ".join(known) if len(known) < 12 else f"{', '.join(known[:12])}, …"
     return f"; known: {most}"

@@ -18,6 +18,7 @@ import pluggy
 from pydantic import ValidationError
 
 from pipeline import hookspecs
+from pipeline.config.foreign_keys import foreign_remedy
 from pipeline.config.load import unknown_name
 from pipeline.config.plugin_list import default_plugins, plugin_name
 from pipeline.config.schema import DEFAULT_PLUGINS, WARN, PluginSettings, is_long_form
@@ -339,6 +340,8 @@ def _plugin(item: _Item, workspace: Path | None, others: Collection[str]) -> Plu
         ClassPathError: there is no such plugin.
     """
     text = item.text
+    if text == "_target_":
+        raise ClassPathError(f"unknown key '_target_'{foreign_remedy(text, ['class_path'])}")
     target = text
     if isinstance(text, str) and re.fullmatch(r"[\w-]+", text):
         if text not in installed_plugins():
