@@ -309,6 +309,8 @@ class TrainPass:
         brain._begin_pass(batches)
         if brain._strategy is not None and overridden(brain, Brain, "fit_batch"):
             brain._strategy.average_each_backward(brain._optim_schedulers, self.resources)
+        for metric in self.metrics.values():
+            metric.reset()
         if self.state:
             brain._load_pass_state(self.state.to_tree())
             for name in self.metrics.keys() & self.state.metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,55 @@ def test_a_run_resumed_within_an_epoch_reports_the_same_to_the_last_bit(config: 
     resumed = GeneralTrainer(chosen, resume="auto").run()
     assert resumed["metrics"] == whole["metrics"]
     assert resumed["train_state"]["iteration"] == 9
+
+
+class Largest:
+    """The largest prediction; as documented, only ``reset`` sets its value."""
+
+    def reset(self) -> None:
+        self.value = -math.inf
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        self.value = max(self.value, predictions.max().item())
+
+    def compute(self) -> float:
+        return self.value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert self.value == -math.inf
+        self.value = state["value"]
+
+
+def test_train_metric_is_reset_before_each_pass(config: Config, run: Run, make_table: Table) -> None:
+    """The first pass too, and an earlier pass with larger predictions leaves nothing behind."""
+    chosen = judged(config, metric=Largest, epochs=3)
+    del chosen["plugins"]
+    context = run(chosen)
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(3, 1), make_table(10).tensors
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    expected = []
+    for _ in range(3):
+        predictions = []
+        for inputs, targets in zip(x.split(4), y.split(4), strict=True):
+            predictions.append(model(inputs))
+            optimizer.zero_grad()
+            mse(predictions[-1], targets).backward()
+            optimizer.step()
+        expected.append(torch.cat(predictions).max().item())
+    assert [line["mae"] for line in epochs_of(context)] == pytest.approx(expected, rel=1e-6)
+
+
+def test_train_metric_is_reset_before_its_state_is_loaded(config: Config, run: Run) -> None:
+    keys = {"epochs": 3, "save_interval": 1}
+    whole = run(judged(config, metric=Largest, **keys))
+    chosen = judged(config, metric=Largest, **keys)
+    with pytest.raises(KilledError):
+        run({**chosen, "plugins": [*chosen["plugins"], Kill]})
+    assert GeneralTrainer(chosen, resume="auto").run()["metrics"] == whole["metrics"]
 
 
 class Unsaved:

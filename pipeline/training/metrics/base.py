@@ -86,7 +86,7 @@ class Metric(Protocol):
         """The number over all batches since the last reset: a float or a tensor with one element."""
 
     def reset(self) -> None:
-        """Start again."""
+        """Start again; called before each pass, the first one too."""
 
 
 class FromBatch:
