@@ -11,6 +11,7 @@ from pipeline.check.data_flow import is_untouched
 from pipeline.check.dataset import check_dataset
 from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
+from pipeline.check.stage import call_faults
 from pipeline.config.schema import MODEL_LOSS, TARGETS, UpdaterSettings, has_effect
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
@@ -302,9 +303,23 @@ def _is_optimizer_of_phase(attribute: ast.Attribute) -> bool:
     return owner == "brain" and attribute.attr in _OPTIMIZERS_OF_BRAIN
 
 
-# What the runner calls on a metric.
-METRIC = ("update", "compute", "reset")
-TRAIN_METRIC = (*METRIC, "state_dict", "load_state_dict")
+# What the runner calls on a metric: method -> the arguments that it passes by position.
+METRIC: Mapping[str, tuple[str, ...]] = {"update": ("predictions", "target"), "compute": (), "reset": ()}
+TRAIN_METRIC: Mapping[str, tuple[str, ...]] = {**METRIC, "state_dict": (), "load_state_dict": ("state",)}
+
+
+def check_calls(path: Setting, definition: source.Definition, methods: Mapping[str, tuple[str, ...]]) -> None:
+    """Check that the methods of a metric take the arguments that the runner passes by position."""
+    for name, arguments in methods.items():
+        method, owner = classes.member(definition, name) or (None, definition)
+        if not isinstance(method, source.FunctionNode):
+            continue
+        # What `update` takes beyond predictions and target is passed by name, see `check_fields`.
+        takes_both = method.args.vararg is not None or classes.count_positional(method.args) > len(arguments)
+        if name == "update" and takes_both:
+            continue
+        for message in call_faults(method, place_of(owner, name, method), arguments):
+            path.fault(message)
 
 
 def check_fields(fields: Setting, path: Setting, definition: source.Definition) -> None:
@@ -458,8 +473,8 @@ class PhaseCheck:
         decides = len(self.phases) == 1 and not any(self.runner[key].value for key in others)
         return limit if decides and is_untouched(self.runner.node, "runner") and isinstance(limit, int) else None
 
-    def metric(self, name: str, metric: Setting, methods: tuple[str, ...]) -> None:
-        """One metric, ``{class, args}``; ``methods``: those that are called."""
+    def metric(self, name: str, metric: Setting, methods: Mapping[str, tuple[str, ...]]) -> None:
+        """One metric, ``{class, args}``; ``methods``: those that are called, with their arguments."""
         if name == "loss":
             metric.fault("would replace the loss of the phase, which is reported by that name; give it another")
         path = metric.class_of("{class: AUC} or {class: …, args: {…}}", "batch")
@@ -467,6 +482,8 @@ class PhaseCheck:
         if definition and not isinstance(definition.node, source.ClassNode):
             path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
         elif definition:
-            refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, methods))
+            refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, list(methods)))
+            if is_untouched(self.runner.node, "runner"):
+                check_calls(path, definition, methods)
             metric["args"].check_call(definition, path.origin)
             check_fields(metric["batch"], path, definition)

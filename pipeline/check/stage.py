@@ -63,7 +63,7 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     for name, arguments in arguments_of.items():
         method, owner = classes.member(definition, name) or (None, definition)
         if isinstance(method, source.FunctionNode):
-            yield from _method(method, place_of(owner, name, method), arguments)
+            yield from call_faults(method, place_of(owner, name, method), arguments)
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _constructor(definition: source.Definition) -> Iterator[str]:
         yield f"{place_of(base, '__init__', node)} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
 
 
-def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -> Iterator[str]:
+def call_faults(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -> Iterator[str]:
     """Check that a method can be called with its arguments, and does something."""
     name, call = node.name, f"{node.name}({', '.join(arguments)})"
     marks = [ast.unparse(mark) for mark in node.decorator_list]
@@ -91,7 +91,7 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
     elif (static or not marks) and not classes.takes(node.args, len(own) + len(arguments)):
         *others, last = arguments or ("",)
-        single = "with the context alone" if last else "without arguments"
+        single = f"with {'the context' if last == 'context' else last} alone" if last else "without arguments"
         with_what = f"with {', '.join(others)} and {last}" if others else single
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
 

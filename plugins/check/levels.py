@@ -303,7 +303,7 @@ class Build:
     def phase(self, phase: PhaseSchema, runner: RunnerSchema, preparing: str) -> str:
         """Build a phase, and return a line about it."""
         metrics, make = f"phase.{phase.name}.metrics", partial(PhaseBuild, phase, runner, self.config)
-        self.problems.attempt(metrics, partial(build_metrics, phase.metrics, self.config.workspace))
+        self.problems.attempt(metrics, partial(build_metrics, phase.metrics, self.config.workspace, metrics))
         train_metrics = partial(build_train_metrics, phase.name, phase.train_metrics, self.config.workspace)
         self.problems.attempt(f"phase.{phase.name}.train_metrics", train_metrics)
         build = None

@@ -105,6 +105,40 @@ def test_a_metric_has_the_three_methods(linear: Path, change: tuple[str, str], n
     assert messages(linear, f"phase.line.metrics={{m: {{class: '{{workspace}}/own.py:{name}'}}}}") == expected
 
 
+@pytest.mark.parametrize(
+    ("key", "change", "expected"),
+    [
+        (
+            "metrics",
+            ("predictions, target)", "predictions)"),
+            "Count.update (own.py:4) takes (self, predictions), and is called with predictions and target; "
+            "write `def update(self, predictions, target)`",
+        ),
+        (
+            "metrics",
+            ("compute(self)", "compute(self, scale)"),
+            "Count.compute (own.py:5) takes (self, scale), and is called without arguments; write `def compute(self)`",
+        ),
+        (
+            "train_metrics",
+            ("load_state_dict(self, state)", "load_state_dict(self)"),
+            "Count.load_state_dict (own.py:8) takes (self), and is called with state alone; "
+            "write `def load_state_dict(self, state)`",
+        ),
+    ],
+)
+def test_metric_method_with_wrong_arguments_is_a_fault(
+    linear: Path, key: str, change: tuple[str, str], expected: str
+) -> None:
+    text = textwrap.dedent(METRIC).replace(
+        "class Counts",
+        "    def state_dict(self): ...\n    def load_state_dict(self, state): ...\nclass Counts",
+    )
+    (linear.parent / "own.py").write_text(text.replace(*change))
+    found = messages(linear, f"phase.line.{key}={{m: {{class: '{{workspace}}/own.py:Count'}}}}")
+    assert found == [f"phase.line.{key}.m.class: {expected}"]
+
+
 WITH_FIELDS = (
     METRIC.replace("predictions, target)", "predictions, target, rows, weights: float = None)")
     + """

@@ -155,8 +155,48 @@ def build_metrics(settings: Settings, workspace: Path | None, where: str = "metr
         if isinstance(path, str):
             path = class_path.parse(path, name="Metric", workspace=workspace, module=class_path.METRICS)
         made = class_path.load_class(path, object)(**metric.get("args", {}))
-        metrics[name] = FromBatch(made, fields, f"{where}.{name}") if (fields := metric.get("batch")) else made
+        fields = metric.get("batch") or {}
+        address = f"{where}.{name}"
+        require_call(made, "update", address, "predictions", "target", fields=fields)
+        require_call(made, "compute", address)
+        require_call(made, "reset", address)
+        metrics[name] = FromBatch(made, fields, address) if fields else made
     return metrics
+
+
+def require_call(
+    metric: Any, method: str, address: str, *arguments: str, fields: Mapping[str, str] | None = None
+) -> None:
+    """Raise if a method of a metric does not take the arguments that it is called with.
+
+    Args:
+        metric: the metric.
+        method: the name of the method.
+        address: where the config names the metric.
+        arguments: names of the arguments that are passed by position, for the message.
+        fields: arguments that are passed by name -> field of the batch.
+
+    Raises:
+        ConfigError: it does not take them.
+    """
+    function = getattr(metric, method, None)
+    try:
+        signature = inspect.signature(function) if callable(function) else None
+    except ValueError:
+        # A function written in C may not tell what it takes.
+        signature = None
+    if signature is None:
+        return
+    by_name = fields or {}
+    try:
+        signature.bind(*arguments, **by_name)
+    except TypeError as error:
+        call = ", ".join([*arguments, *(f"{name}=…" for name in by_name)])
+        what = f"{address}: {type(metric).__name__}.{method}{signature} is called as {method}({call})"
+        remedy = f"write `def {method}({', '.join(['self', *arguments])})`"
+        if method == "update":
+            remedy += "; what else it takes, `batch:` names"
+        raise ConfigError(f"{what}: {error}; {remedy}") from error
 
 
 def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) -> dict[str, Any]:
@@ -170,6 +210,10 @@ def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) 
         if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
             what = f"phase.{phase}.train_metrics.{name}: {class_name(metric)} lacks state_dict or load_state_dict"
             raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
+        own = metric.metric if isinstance(metric, FromBatch) else metric
+        address = f"phase.{phase}.train_metrics.{name}"
+        require_call(own, "state_dict", address)
+        require_call(own, "load_state_dict", address, "state")
         if current_world().size > 1 and not hasattr(metric, "merge"):
             what = f"phase.{phase}.train_metrics.{name}: {class_name(metric)} lacks merge(states)"
             raise ConfigError(f"{what}, without which several processes have no number together; add it")
