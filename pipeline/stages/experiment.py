@@ -67,7 +67,7 @@ from pipeline.training.evaluation import BestTracker, in_evaluation_mode
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks, clear_leftovers
 from pipeline.training.phase import begin_on_ranks, limited
-from pipeline.training.triggers import Schedule
+from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.unregistered import require_registered
 from pipeline.training.weak_methods import own_method
 from pipeline.user_code import plugins
@@ -271,6 +271,8 @@ class ExperimentBase(RunnerBase):
             call = own_method(self, f"_call_{name}")
             vars(self)[name] = partial(call, own_method(self, name))
         self._world = SINGLE
+        # After how many iterations a debug run ends.
+        self._debug_iterations = NEVER
         # How many batches the loader announced, if the length of the training depends on that.
         self._announced: int | None = None
 
@@ -412,9 +414,13 @@ class ExperimentBase(RunnerBase):
         if self.train_loader is None:
             raise StageError(f"{type(self).__name__}.setup_dataloader: has to set self.train_loader; give it batches")
         if not self.alone:
-            self.train_loader = limited(self.train_loader, self.context["runner"])
-            self._training["max_iteration"] = experiment_config.iterations_of(self.context, self.train_loader)
-            self._announced = length(self.train_loader) if self.context["runner"].epochs else None
+            runner = self.context["runner"]
+            # A schedule that `setup_model` makes is that of the whole training, also in a debug run.
+            whole = limited(self.train_loader, runner, ignore_debug=True)
+            self._training["max_iteration"] = experiment_config.iterations_of(self.context, whole)
+            self.train_loader = limited(self.train_loader, runner)
+            self._debug_iterations = experiment_config.debug_iterations(runner, self.train_loader)
+            self._announced = length(self.train_loader) if runner.epochs else None
 
     def _offer_model(self) -> None:
         """Put the model where checkpoints and later stages find it."""
@@ -806,7 +812,8 @@ class ExperimentBase(RunnerBase):
         counters = {**self.train_state, "iteration": self.iteration}
         intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
         self._schedule = Schedule(counters, printing=parse_intervals(every), **intervals)
-        self._schedule.max_steps = experiment_config.max_iteration(self.config)
+        limit = experiment_config.max_iteration(self.config)
+        self._schedule.max_steps = min(limit, self._debug_iterations)
         self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:

@@ -461,20 +461,32 @@ def args_of(context: Context) -> SimpleNamespace:
     )
 
 
+def debug_iterations(runner: RunnerSettings, loader: Any) -> int:
+    """Return after how many iterations a debug run ends with its epochs; else NEVER."""
+    if not runner.debug:
+        return NEVER
+    epochs = min(runner.epochs or NEVER, runner.debug_epochs)
+    batches = runner.debug_batches if length(loader) is None else len(loader)
+    return epochs * batches
+
+
 def iterations_of(context: Context, loader: Any) -> int:
-    """How many iterations a runner's ``epochs``, steps and ``debug_epochs`` are, whichever comes first; or its time's, NEVER.
+    """Return how many iterations a runner's ``epochs`` or steps are, whichever comes first.
+
+    Those of a debug run are the ones of the whole training. With ``max_time`` alone it is NEVER.
 
     Raises:
         ConfigError: it has neither, or epochs of a loader without a length.
     """
-    runner, steps = context["runner"], _steps_of(context["runner"])
-    epochs = min(runner.epochs or runner.debug_epochs, runner.debug_epochs) if runner.debug else runner.epochs
+    runner = context["runner"]
+    steps = _steps_of(runner)
+    epochs = runner.epochs
     if epochs is None:
         if not (steps or runner.max_time):
             raise ConfigError(f"runner.{runner.name}: does not say how long to train; add `epochs:` or `max_steps:`")
         return steps or NEVER
     try:
-        batches = runner.debug_batches if runner.debug and length(loader) is None else len(loader)
+        batches = len(loader)
     except TypeError as error:
         unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
         raise ConfigError(f"runner.{runner.name}.epochs: {unknown}; give max_steps instead") from error

@@ -22,7 +22,7 @@ from pipeline.training.brain import Brain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import PlannedSchedule, TorchSchedule
-from pipeline.training.triggers import NEVER, Schedule
+from pipeline.training.triggers import NEVER
 from pipeline.training.unregistered import require_registered
 from pipeline.training.updater import is_plain
 from pipeline.user_code.tracebacks import error_context
@@ -106,17 +106,26 @@ def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
         raise ConfigError(f"runner.{runner.name}: {error}") from error
 
 
-def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
-    """The batches of one pass over a dataset: all of them, or as many as it or the runner allows."""
+def pass_loader(dataset: str, runner: RunnerSchema, context: Context, *, ignore_debug: bool = False) -> Any:
+    """Return the batches of one pass over a dataset, as many as it and the runner allow.
+
+    Args:
+        dataset: its name.
+        runner: whose pass it is.
+        context: after the network stage.
+        ignore_debug: whether to return the pass of the whole training, also in a debug run.
+    """
     loader = loader_of(dataset, context)
     if runner.overfit_batches:
         loader = overfit_batches(loader, runner.overfit_batches)
-    return limited(loader, runner, context["config"].get(f"dataset.{dataset}.limit_batches"))
+    own_limit = context["config"].get(f"dataset.{dataset}.limit_batches")
+    return limited(loader, runner, own_limit, ignore_debug=ignore_debug)
 
 
-def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None) -> Any:
-    """A loader, as far as its own ``limit_batches`` allows, else the runner's; and a debug run."""
-    limits = [own_limit or runner.limit_batches, runner.debug_batches if runner.debug else None]
+def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None, *, ignore_debug: bool = False) -> Any:
+    """Limit a loader to its own ``limit_batches``, else the runner's, and to a debug run's."""
+    is_debug = runner.debug and not ignore_debug
+    limits = [own_limit or runner.limit_batches, runner.debug_batches if is_debug else None]
     most = min((limit for limit in limits if limit), default=0)
     return LimitedLoader(loader, most) if most else loader
 
@@ -207,6 +216,9 @@ class Plan(NamedTuple):
 def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> Plan:
     """Say to each schedule that asks how long the training is, before the first step, how long it is.
 
+    A debug run ends earlier, but its schedules are those of the whole training. So it finds what is
+    wrong with them, and trains with the rates of the first steps.
+
     Args:
         runner: what is trained.
         phases: its phases, in order.
@@ -228,7 +240,7 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
             needed = own or _steps_needed(scheduler, phase, runner, phases, context)
             address = f"phase.{phase.name}.optim_schedulers.{name}"
             with faults_at(address, context["config"]):
-                _plan(scheduler, needed, debug=runner.debug)
+                _plan(scheduler, needed)
             if is_planned and isinstance(needed, int):
                 sharing = [own.name for own in phases if phase.name in (own.name, own.model_of)]
                 plan.steps.update(dict.fromkeys(sharing, needed))
@@ -239,19 +251,13 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
     return plan
 
 
-def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None:
+def _plan(scheduler: PlannedSchedule, needed: int | str) -> None:
     """Say to a schedule how many steps the training needs; a text is why nobody knows."""
     if isinstance(needed, str):
         if scheduler.is_open:
             raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
     elif scheduler.is_open:
-        try:
-            scheduler.take_length(needed)
-        except ConfigError:
-            # A debug run is shorter than the one that the schedule is for.
-            if not debug:
-                raise
-            scheduler.take_length(NEVER)
+        scheduler.take_length(needed)
     elif isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and needed > scheduler.steps:
         kind = scheduler.schedule_class.__name__
         raise ConfigError(too_short(kind, scheduler.steps, needed, per_epoch=scheduler.per == "epoch"))
@@ -265,7 +271,10 @@ def _steps_needed(
 ) -> int | str:
     """How many steps of the schedule the whole training takes; a text is why nobody knows."""
     models = context["model"]
-    batches = {phase.name: length(pass_loader(phase.dataset_name or "", runner, context)) for phase in phases}
+    batches: dict[str, int | None] = {}
+    for phase in phases:
+        loader = pass_loader(phase.dataset_name or "", runner, context, ignore_debug=True)
+        batches[phase.name] = length(loader)
     sharing = [phase.name for phase in phases if owner.name in (phase.name, phase.model_of)]
     for name in sharing:
         # One of the user's own makes as many steps as it likes.
@@ -279,7 +288,7 @@ def _steps_needed(
     windows = {phase.name: _window_of(models[phase.name]["optim_schedulers"].values()) for phase in phases}
     if runner.optimizer_step_limit and not all(windows.values()):
         return "the optimizers of a phase act after different numbers of batches"
-    iterations = _iterations(runner, counts, windows, context)
+    iterations = _iterations(runner, counts, windows)
     if iterations >= NEVER:
         return unknown[0] if unknown else "nothing that counts steps ends the training"
     whole, remaining = divmod(iterations, sum(counts.values()))
@@ -299,17 +308,16 @@ def _window_of(schedulers: Collection[OptimScheduler]) -> int:
     return windows.pop() if len(windows) == 1 and all(own.step_per_update == 1 for own in schedulers) else 0
 
 
-def _iterations(runner: RunnerSchema, counts: Mapping[str, int], windows: Mapping[str, int], context: Context) -> int:
+def _iterations(runner: RunnerSchema, counts: Mapping[str, int], windows: Mapping[str, int]) -> int:
     """After how many iterations the runner's keys end the training; NEVER or more: nobody knows.
 
     Args:
         runner: has epochs, steps and updates.
         counts: phase -> the batches of one pass.
         windows: phase -> the batches of an update.
-        context: has the counters.
     """
     in_epoch, updates = sum(counts.values()), runner.optimizer_step_limit
-    limits = [Schedule.of_runner(runner, context["train_state"]).epochs * in_epoch, runner.max_steps or NEVER]
+    limits = [(runner.epochs or NEVER) * in_epoch, runner.max_steps or NEVER]
     if updates:
         whole, remaining = divmod(updates - 1, sum(-(-count // windows[name]) for name, count in counts.items()))
         limits.append(whole * in_epoch)

@@ -154,6 +154,17 @@ def test_a_debug_run_is_shorter_than_the_rise_and_runs_nevertheless() -> None:
     assert GeneralTrainer(chosen).run()["rates"] == pytest.approx([0.1 * n / 12 for n in range(1, 5)])
 
 
+def test_debug_run_has_the_schedule_of_the_whole_training() -> None:
+    rates = GeneralTrainer(config({"class": "warmup_linear"}, epochs=3, debug=True)).run()["rates"]
+    assert rates == pytest.approx(linear(15)[:4])
+
+
+def test_debug_run_refuses_a_rise_longer_than_the_training() -> None:
+    chosen = config({"class": "warmup_linear", "warmup_steps": 1000}, epochs=3, debug=True)
+    with pytest.raises(ConfigError, match="warmup_steps is 1000 and total_steps 15"):
+        GeneralTrainer(chosen).run()
+
+
 SCHEDULES: list[tuple[dict[str, Any], Any]] = [
     ({"class": "warmup_linear", "warmup_steps": 0.2}, lambda total: linear(total, round(0.2 * total))),
     (
