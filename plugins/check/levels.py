@@ -17,8 +17,14 @@ from torch.nn.parameter import is_lazy
 
 from pipeline.check.checker import check_or_raise
 from pipeline.config.load import Config
-from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
-from pipeline.config.yaml_tree import Origin
+from pipeline.config.schema import (
+    DEFAULT_PLUGINS,
+    START,
+    PhaseSchema,
+    RunnerSchema,
+    parse_intervals,
+)
+from pipeline.config.yaml_tree import DEFAULT, Origin, from_plain
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.reader import ReaderBase
 from pipeline.data.slots import SlotFiles
@@ -35,6 +41,7 @@ from pipeline.user_code.class_path import load_named
 from pipeline.user_code.tracebacks import user_traceback
 
 from .. import size_in_words
+from .steps import CheckedSteps, NonFiniteLossError
 
 _T = TypeVar("_T")
 
@@ -338,6 +345,7 @@ def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Prob
         config: a file, without faults.
         overrides: those that it was read with.
         steps: iterations of each phase of a train runner, and batches of each pass without training.
+            The limits of the config keep their values: the training may end earlier by them.
 
     Returns:
         What ended the run early. What a stage raised, with its traceback, is in the log.
@@ -346,6 +354,9 @@ def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Prob
     trainer, problems = GeneralTrainer(short), Problems(short)
     try:
         trainer.run()
+    except NonFiniteLossError as error:
+        address = f"runner.{short.runners[len(trainer.contexts)].name}"
+        problems.entries.append(Problem(short.origin(address).fault(address, str(error))))
     except (Exception, SystemExit) as error:
         if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
             problems.add(error, "runner", short.origin("runner"))
@@ -362,13 +373,35 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
     assert config.path, "the command line names a file"
     limits: dict[str, object] = {}
     for runner in config.runners:
-        address, most = f"runner.{runner.name}", steps * (len(config.phases(runner)) or 1)
+        address = f"runner.{runner.name}"
         limits |= {f"{address}.debug": "true", f"{address}.debug_persistently": "false"}
         limits |= {f"{address}.fleet_mode": "null", f"{address}.worker_num": "null"}
         limits[f"{address}.debug_batches"] = steps
         if runner.kind == "train":
-            limits |= {f"{address}.debug_epochs": steps, f"{address}.max_steps": most}
+            limits[f"{address}.debug_epochs"] = steps
+            limits |= _due_intervals(runner, config)
     short = check_or_raise(config.path, [*overrides, *(f"{address}={value}" for address, value in limits.items())])
     # A runner stage that does not read them is not told that they have no effect.
     short.reads.addresses.update(limits)
+    path = f"{CheckedSteps.__module__}:{CheckedSteps.__name__}"
+    watching = from_plain({path: {"steps": steps}}, Origin(f"--steps {steps}"))
+    short.tree.value["plugins"].value.append(watching)
     return short
+
+
+def _due_intervals(runner: RunnerSchema, config: Config) -> dict[str, object]:
+    """Return intervals of a runner with which also a few steps are reported and validated.
+
+    Else an error in what is called then would be found only by the run. Saving and exporting are
+    due at the end of each run.
+    """
+    intervals: dict[str, object] = {}
+    address = f"runner.{runner.name}"
+    if runner.print_interval is not None:
+        intervals[f"{address}.print_interval"] = 1
+    node = config.tree.find(f"{address}.valid_interval")
+    if node and node.origin is not DEFAULT and runner.valid_interval is not None:
+        units = [interval.unit for interval in parse_intervals(runner.valid_interval, starts=True)]
+        value = f"[{START}, 1 epoch]" if START in units else "1 epoch"
+        intervals[f"{address}.valid_interval"] = value
+    return intervals
