@@ -114,6 +114,7 @@ class Ema:
 
     # Each process averages the weights that it has.
     every_rank = True
+    changes_weights = True
 
     def __init__(
         self,

@@ -52,6 +52,9 @@ _INTERVALS = {
     "after_checkpoint_saved": "save_interval",
 }
 
+# What a hook had better leave alone, unless its plugin is there to change weights.
+WEIGHT = "a weight"
+
 _AT_A_BEGINNING = {"before_epoch", "before_phase", "before_pass"}
 
 
@@ -233,6 +236,9 @@ class PluginReport:
 def _checked(call: HookCall, context: Context) -> Callable[..., Any]:
     """The hook's method; what it changes that it had better leave alone is logged once."""
     method, reported = call.method, set[str]()
+    if getattr(call.plugin.target, "changes_weights", False) is True:
+        # It does so on purpose.
+        reported.add(WEIGHT)
 
     @wraps(method)
     def check(*arguments: Any, **defaults: Any) -> Any:
@@ -261,7 +267,7 @@ def _state(context: Context, batch: Any) -> dict[str, Any]:
     phases = models if isinstance(models, Mapping) else {}
     modules = {name: _module(entry) for name, entry in phases.items() if isinstance(entry, Mapping)}
     return {
-        "a weight": {name: dict(_weights(module)) for name, module in modules.items() if isinstance(module, nn.Module)},
+        WEIGHT: {name: dict(_weights(module)) for name, module in modules.items() if isinstance(module, nn.Module)},
         "the device of the batch": _devices(batch),
         "a random state": random_state(),
     }

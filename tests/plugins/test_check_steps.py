@@ -242,3 +242,27 @@ def test_steps_call_what_the_run_calls_at_long_intervals(pipeline: Call, linear:
     done = pipeline("check", "--steps", 2, linear, *plateau, *model, interval)
     assert done.exit_code == 2
     assert "Plateau watches 'valid_typo'" in done.stderr
+
+
+SWAPPING = """
+from pipeline import hookimpl
+
+class Plugin:
+    changes_weights = CHANGES
+
+    @hookimpl
+    def before_validation(self, context):
+        context["model"]["line"].model.weight.data.add_(1)
+"""
+
+
+@pytest.mark.parametrize(("plugin", "warnings"), [("ema", 0), ("True", 0), ("False", 1)], ids=["ema", "True", "False"])
+def test_steps_warn_of_weights_that_a_plugin_changes_unsaid(
+    pipeline: Call, linear: Path, plugin: str, warnings: int
+) -> None:
+    write(linear, SWAPPING.replace("CHANGES", plugin))
+    chosen = plugin if plugin == "ema" else "'{workspace}/own.py'"
+    export = "runner.train_runner.save_inference_interval=1"
+    done = pipeline("check", "--steps", 2, linear, f"plugins=[{chosen}]", export)
+    assert done.exit_code == 0
+    assert done.stderr.count("WARNING") == warnings
