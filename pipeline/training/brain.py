@@ -39,6 +39,7 @@ from pipeline.data.batch import (
     raise_no_samples,
     shape_of,
     split,
+    target_in,
 )
 from pipeline.data.generators import own_generators
 from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
@@ -46,6 +47,7 @@ from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
 from pipeline.errors import ConfigError, DataError, DivergedError, StageError
 from pipeline.run.exclusive import exclusive
+from pipeline.training.broadcasts import LossWatch, call_watched, has_several
 from pipeline.training.meters import MOST, Meter, Meters, count_together
 from pipeline.training.nonfinite import ADVICE, check_divergence
 from pipeline.training.optim_scheduler import (
@@ -202,6 +204,7 @@ class Brain:
         self._forgets = bool(overridden(self, Brain, "fit_batch", "zero_grad"))
         # Whether an evaluated batch has predictions.
         self._gives_predictions = not overridden(self, Brain, "evaluate_batch")
+        self._loss_watch = LossWatch()
         self._apply_run_options(RunOptions.resolve(hparams, run_opts))
         if overridden(self, Brain, "print_trainable_parameters"):
             self.print_trainable_parameters()
@@ -683,10 +686,31 @@ class Brain:
                 scheduler.scaler = scalers.setdefault(window, made or self.scaler)
         if current_world().size > 1:
             self._share_work()
+        self._watch_first_loss()
         if context is not None:
             self._train_state = context["train_state"]
             self._hold(optim_schedulers)
             self._keeps_outputs = hook_or_none(context["hooks"], "after_batch") is not None
+
+    def _watch_first_loss(self) -> None:
+        """Have the next call of `compute_objectives` say how it broadcasts, once for this Brain.
+
+        The wrapper removes itself, so later calls cost nothing.
+        """
+        is_replaced = "compute_objectives" in vars(self)
+        if not (self._loss_watch.is_done or is_replaced or self._run_options.compile):
+            vars(self)["compute_objectives"] = self._watched_objectives
+
+    def _watched_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        vars(self).pop("compute_objectives", None)
+        compute = partial(self.compute_objectives, predictions, batch, stage)
+        if self._loss_watch.is_done:
+            return compute()
+        self._loss_watch.is_done = has_several(predictions)
+        returned, broadcast = call_watched(compute, predictions, target_in(batch))
+        if broadcast and current_world().is_main:
+            logger.warning(f"{self._where}{broadcast}")
+        return returned
 
     def _hold(self, optim_schedulers: Mapping[str, OptimScheduler]) -> None:
         """Name the optimizers of a run as those that a Brain makes by itself."""

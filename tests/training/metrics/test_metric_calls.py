@@ -75,7 +75,11 @@ def takes_three(self: Any, predictions: Any, target: Any, rows: Any) -> None: ..
         ),
     ],
 )
-def test_metric_with_wrong_arguments_is_named_before_a_step(key: str, metric: dict[str, Any], message: str) -> None:
+def test_metric_with_wrong_arguments_is_named_before_a_step(
+    key: str,
+    metric: dict[str, Any],
+    message: str,
+) -> None:
     chosen = linear_config()
     chosen["phase"][0] |= {key: {"own": metric}, "valid_dataset_name": "data"}
     trainer = GeneralTrainer(chosen)

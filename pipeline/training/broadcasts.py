@@ -1,0 +1,184 @@
+"""Finds a loss that broadcasts predictions [n, 1] and a target [n] to n times n numbers."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# How torch's own losses warn of it. They do so for each size of a batch.
+_TORCH_WARNING = "Using a target size"
+
+# torch has no types for these.
+_broadcast_shapes: Any = torch.broadcast_shapes
+_DispatchMode: Any = TorchDispatchMode
+
+
+class LossWatch:
+    """Whether the loss of a Brain was watched. All copies of the Brain share it."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+def call_watched(loss: Callable[[], Any], predictions: Any, target: Any) -> tuple[Any, str]:
+    """Call a loss, and describe how it broadcasts predictions and target.
+
+    Only shapes are read, and the loss computes what it always does.
+
+    Args:
+        loss: computes the loss of the predictions and the target.
+        predictions: a tensor, or several in mappings, tuples and lists.
+        target: likewise.
+
+    Returns:
+        What the loss returns, and the description; ``""`` if it broadcasts nothing.
+    """
+    pairs = _pairs(predictions, target)
+    if not pairs:
+        return loss(), ""
+    watch = _BroadcastWatch(pairs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with _observing(watch.look_at):
+            returned = loss()
+    is_told_by_torch = False
+    for warning in caught:
+        if str(warning.message).startswith(_TORCH_WARNING):
+            is_told_by_torch = True
+        else:
+            place = warning.filename, warning.lineno
+            warnings.warn_explicit(warning.message, warning.category, *place)
+    if watch.found is None and is_told_by_torch:
+        watch.found = pairs[0]
+    if watch.found is None:
+        return returned, ""
+    # The description takes the place of torch's warnings.
+    warnings.filterwarnings("ignore", message=_TORCH_WARNING, category=UserWarning)
+    return returned, _describe(*watch.found)
+
+
+def has_several(predictions: Any) -> bool:
+    """Whether there is a tensor with more than one number: a single one hides a broadcast."""
+    return any(tensor.numel() > 1 for tensor in _tensors(predictions))
+
+
+def _describe(predictions: Tensor, target: Tensor) -> str:
+    shapes = [tuple(tensor.shape) for tensor in (predictions, target)]
+    spread = tuple(_broadcast_shapes(*shapes))
+    what = f"the loss broadcasts predictions {shapes[0]} and a target {shapes[1]} to {spread}"
+    longer = "predictions" if predictions.ndim >= target.ndim else "target"
+    remedy = f"give both one shape, such as {longer}.squeeze(-1)"
+    return f"{what}, so it compares each prediction with every target; {remedy}"
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _pairs(predictions: Any, target: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return the predictions and targets that have as many numbers, and broadcast to more."""
+    return [
+        (prediction, label)
+        for prediction in _tensors(predictions)
+        for label in _tensors(target)
+        if _would_broadcast(prediction, label)
+    ]
+
+
+def _would_broadcast(first: Tensor, second: Tensor) -> bool:
+    if first.numel() != second.numel() or first.shape == second.shape:
+        return False
+    try:
+        shape: tuple[int, ...] = _broadcast_shapes(first.shape, second.shape)
+    except RuntimeError:
+        return False
+    return math.prod(shape) > first.numel()
+
+
+def _observing(observe: Callable[[Any, Any], None]) -> Any:
+    """Return a context manager in which each operation's arguments and results are observed."""
+
+    def run(
+        _: Any,
+        operation: Callable[..., Any],
+        _types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        returned = operation(*args, **(kwargs or {}))
+        observe((args, kwargs), returned)
+        return returned
+
+    return type("Observing", (_DispatchMode,), {"__torch_dispatch__": run})()
+
+
+class _BroadcastWatch:
+    """Finds the operation in which a prediction and a target meet and broadcast.
+
+    A loss that makes their shapes equal first is fine. So is one that compares predictions with
+    each other.
+
+    Args:
+        pairs: predictions and targets that would broadcast.
+
+    Attributes:
+        found: the pair that has met; None: none has.
+    """
+
+    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        self.pairs = pairs
+        self.found: tuple[Tensor, Tensor] | None = None
+        # The memory of what is computed from the predictions alone, and from the targets.
+        self.of_predictions = {_memory(prediction) for prediction, _ in pairs}
+        self.of_targets = {_memory(target) for _, target in pairs}
+        # Results stay alive, so that their memory is not used again for something else.
+        self._results: list[Tensor] = []
+
+    def look_at(self, arguments: Any, returned: Any) -> None:
+        """Look at the shapes of what an operation takes and returns."""
+        inputs = [tensor for tensor in _tensors(arguments) if _has_memory(tensor)]
+        results = [tensor for tensor in _tensors(returned) if _has_memory(tensor)]
+        predictions = [tensor for tensor in inputs if _memory(tensor) in self.of_predictions]
+        targets = [tensor for tensor in inputs if _memory(tensor) in self.of_targets]
+        largest = max((tensor.numel() for tensor in (*inputs, *results)), default=0)
+        for pair in self.pairs if self.found is None else ():
+            meets = _has_shape_of(pair[0], predictions) and _has_shape_of(pair[1], targets)
+            if meets and largest > pair[0].numel():
+                self.found = pair
+        self._results += results
+        if predictions:
+            self.of_predictions.update(map(_memory, results))
+        if targets:
+            self.of_targets.update(map(_memory, results))
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return what identifies the memory of a tensor; its views have the same."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
+def _has_shape_of(original: Tensor, candidates: Iterable[Tensor]) -> bool:
+    return any(_unexpanded(tensor, original.ndim) == original.shape for tensor in candidates)
+
+
+def _unexpanded(tensor: Tensor, dimensions: int) -> tuple[int, ...]:
+    """Return the shape that a tensor had before it was expanded; expanding sets strides of 0."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    shape = [1 if stride == 0 else size for size, stride in strides]
+    added = max(0, len(shape) - dimensions) if 0 in tensor.stride() else 0
+    return tuple(shape[added:])
