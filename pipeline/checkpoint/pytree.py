@@ -27,6 +27,9 @@ MAX_VALUES = 2_000_000
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
+# The types of what can be saved; numpy's numbers become some of these.
+_KINDS = frozenset({type(None), bool, str, int, float, bytes, Tensor, nn.Parameter, list, tuple, *_MAPPINGS.values()})
+
 _PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
 
 
@@ -121,6 +124,8 @@ def _flatten(value: Any, where: str, tensors: dict[str, Tensor], depth: int = 0)
     """A value as JSON; each tensor in it is put into ``tensors`` under its place."""
     if depth > MAX_DEPTH:
         raise CheckpointError(f"{where[:60]}…: more than {MAX_DEPTH} levels, or a value that holds itself; save less")
+    if type(value) not in _KINDS:
+        value = storage.without_numpy(value)
     kind = type(value)
     if value is None or kind in {bool, str}:
         return value
@@ -149,10 +154,11 @@ def _flatten(value: Any, where: str, tensors: dict[str, Tensor], depth: int = 0)
 def _flatten_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor], depth: int) -> dict[str, Any]:
     items = []
     for key, item in value.items():
-        if type(key) not in {str, int}:
+        plain = storage.without_numpy(key)
+        if type(plain) not in {str, int}:
             what = f"has the key {key!r}, {_named(type(key))}, which cannot be saved"
             raise CheckpointError(f"{where}: {what}; use strings and integers as keys")
-        items.append([_flatten(key, where, tensors), _flatten(item, f"{where}[{key!r}]", tensors, depth + 1)])
+        items.append([_flatten(plain, where, tensors), _flatten(item, f"{where}[{plain!r}]", tensors, depth + 1)])
     attributes = getattr(value, "__dict__", {})
     if not attributes:
         return {type(value).__name__: items}
@@ -201,7 +207,8 @@ def save_state(path: str | Path, state: Any) -> None:
     Args:
         path: the file; the folders above it are made.
         state: None, truth values, integers, floats, strings, bytes, tensors (dense, or sparse as COO), and lists, tuples,
-            dicts with keys that are strings or integers, OrderedDicts and Counters of them.
+            dicts with keys that are strings or integers, OrderedDicts and Counters of them. Numbers, truth values and
+            strings of numpy are saved as those of Python.
 
     Raises:
         CheckpointError: something in it is of another type.
@@ -211,7 +218,7 @@ def save_state(path: str | Path, state: Any) -> None:
 
 
 def load_state(path: str | Path) -> Any:
-    """The state that ``save_state`` wrote, with the same types; tensors are on the CPU.
+    """The state that ``save_state`` wrote, with the same types, but for numpy's; tensors are on the CPU.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or something else wrote it.

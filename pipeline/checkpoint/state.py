@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipeline.checkpoint.comparison import below, brief
 from pipeline.checkpoint.parts import InitialModels, fitting
 from pipeline.checkpoint.random_state import random_state
+from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import Models, unique_brains
 from pipeline.errors import CheckpointError
 
@@ -30,6 +31,14 @@ class StateModel(BaseModel):
     """A part of the training state: an unknown key, a missing one or one of another type is an error."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_numpy_numbers(cls, tree: Any) -> Any:
+        """Take numbers of numpy, which user code may count with, as those of Python."""
+        if not isinstance(tree, Mapping):
+            return tree
+        return {name: without_numpy(value) for name, value in tree.items()}
 
     @classmethod
     def from_tree(cls, tree: Any, where: str) -> Self:

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -42,7 +43,7 @@ def finite(value: Any, where: str = "") -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, dict):
-        return {name: finite(item, where and f"{where}[{name!r}]") for name, item in value.items()}
+        return {without_numpy(name): finite(item, where and f"{where}[{name!r}]") for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item, where) for item in value]
     try:
@@ -68,6 +69,24 @@ def as_number(value: Any, where: str) -> Any:
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         message = f"{where} is a {type(value).__name__}{shape}, which is no number; put a number there"
         raise StageError(message) from error
+
+
+def without_numpy(value: Any) -> Any:
+    """Return the plain Python value of a numpy number, truth value or string; anything else as it is.
+
+    numpy is looked up and not imported: without it in the process, there are no such values.
+    """
+    if type(value) in _PLAIN:
+        return value
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.generic):
+        return value
+    # The rest has no plain form that says what it was: dates, time spans, and floats that are wider than Python's.
+    if not isinstance(value, numpy.bool_ | numpy.integer | numpy.floating | numpy.str_):
+        return value
+    plain = value.item()
+    is_plain = type(plain) in {bool, int, float, str} and not isinstance(value, numpy.timedelta64)
+    return plain if is_plain else value
 
 
 def short(path: Path) -> str:
@@ -121,7 +140,13 @@ def write(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """The same, as JSON."""
-    write(path, json.dumps(content, indent=2, default=str) + "\n")
+    write(path, json.dumps(content, indent=2, default=_in_json) + "\n")
+
+
+def _in_json(value: Any) -> Any:
+    """Return what stands in a JSON file for a value that JSON has no form for: a number of numpy's, or its text."""
+    plain = without_numpy(value)
+    return str(value) if plain is value else plain
 
 
 Buffer = bytes | memoryview

@@ -304,7 +304,9 @@ class RunDirectory:
         """
         mark = dict(train_state) if why is None else {**train_state, "stopped": why}
         if self.may_write():
-            storage.replace_durably(self.path / runner / DONE, json.dumps(mark, indent=2).encode() + b"\n")
+            storage.replace_durably(
+                self.path / runner / DONE, json.dumps(storage.finite(mark), indent=2).encode() + b"\n"
+            )
 
     def begins_anew(self, runner: str) -> bool:
         """Whether a runner starts from the beginning: it is not done, and has no checkpoint."""

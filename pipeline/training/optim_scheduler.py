@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of, remember_numbers
 from pipeline.checkpoint.state import WindowState
+from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import match_names, suggest_names, unmatched_pattern
 from pipeline.config.schema import multiple_of
 from pipeline.context import Context
@@ -493,6 +494,7 @@ class OptimScheduler(ABC):
         Raises:
             ConfigError: it is none.
         """
+        value = without_numpy(value)
         number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
         if not number or not 0 <= (rate := float(value)) < math.inf:
             what = f"{type(self).__name__}.update_lr returned {value!r} for window {window}"
