@@ -156,8 +156,8 @@ class ConcurrentRunError(StageError):
     """A training that was started while another one was running in the same process."""
 
 
-class DivergedError(PipelineError):
-    """Training that produced more non-finite losses than ``nonfinite_patience`` allows."""
+class DivergedError(PipelineError, ValueError):
+    """Training that produced more non-finite losses than ``nonfinite_patience`` allows. Also a ValueError, as in SpeechBrain."""
 
     exit_code = ExitCode.DIVERGED
 

@@ -63,7 +63,7 @@ from pipeline.training.optim_scheduler import (
     without_autocast,
     without_decay,
 )
-from pipeline.training.run_options import RunOptions, compile_modules
+from pipeline.training.run_options import NOT_TAKEN, RunOptions, compile_modules
 from pipeline.training.schedules import Constant
 from pipeline.training.unregistered import require_registered
 from pipeline.user_code import class_path, source
@@ -91,6 +91,11 @@ DYNAMIC, PADDED = "speechbrain.dataio.dataset:DynamicItemDataset", "speechbrain.
 # What trains and tests a Brain by itself; that imports this file.
 FIT, TEST = "pipeline.training.fit:Fit", "pipeline.training.fit:test"
 
+
+# Attribute of SpeechBrain's Brain that is neither a method nor an option -> what to do instead.
+ABSENT_ATTRIBUTES = {
+    "profiler": "fit runs torch's profiler itself, for the first batches: set profile_training, and not start or step",
+}
 
 # Methods that ``fit_batch`` and a window's end call only where a subclass defines them.
 STEPPING = ("optimizers_step", "freeze_optimizers", "check_loss_isfinite", "check_gradients")
@@ -217,7 +222,8 @@ class Brain:
             if "_run_options" not in vars(self):
                 remedy = "call it first, with the modules: super().__init__({'net': net})"
                 raise ConstructorError(f"{kind}.__init__ has not called super().__init__(); {remedy}")
-            remedy = f"; {BRAIN_REMEDIES[name]}" if name in BRAIN_REMEDIES else ""
+            remedies = {**NOT_TAKEN, **BRAIN_REMEDIES, **ABSENT_ATTRIBUTES}
+            remedy = f"; {remedies[name]}" if name in remedies else ""
             raise AttributeError(f"'{kind}' object has no attribute '{name}'{remedy}", name=name, obj=self)
 
     def fit(

@@ -21,7 +21,7 @@ from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import World, current_world
-from pipeline.errors import DataError, no_loss, one_of
+from pipeline.errors import DataError, DivergedError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meter, Meters, count_together
@@ -176,6 +176,8 @@ def _outputs(brain: Brain, batch: Any, stage: Stage, *, optional: bool) -> tuple
     predictions = brain._predictions(batch, stage)
     try:
         return predictions, brain._losses(predictions, batch, stage)
+    except DivergedError:
+        raise
     except _NO_TARGET as error:
         if brain.step == 1:
             logger.info(f"{brain._where}no loss, since the data have no labels ({type(error).__name__}: {error})")

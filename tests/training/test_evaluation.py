@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl
 from pipeline.context import Context
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, DivergedError
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.evaluation import evaluate, evaluating, predict
 from pipeline.training.metrics.base import MAE, Accuracy
@@ -259,3 +259,17 @@ def test_evaluation_without_batches_names_the_dataset(linear: Path, kind: str) -
         overrides.append(f"runner={json.dumps([learn, judge])}")
     with pytest.raises(DataError, match=r"'small' gave no batch; .*drop_last"):
         GeneralTrainer(linear, overrides).run()
+
+
+class Checking(ModuleBrain):
+    """Refuses each loss."""
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        raise DivergedError("the loss is nan")
+
+
+def test_divergence_on_unlabelled_data_is_raised() -> None:
+    """A ValueError for such a batch means that it has no target, and a DivergedError is one."""
+    brain = Checking(nn.Linear(1, 1), mse)
+    with pytest.raises(DivergedError, match="the loss is nan"):
+        evaluate(brain, [torch.ones(2, 1)], Stage.TEST, {}, observe=lambda *_: None)

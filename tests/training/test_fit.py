@@ -482,6 +482,21 @@ def test_training_that_diverges_ends_with_the_first_iteration_and_the_loss(make_
         Nan().fit(range(1), DataLoader(make_table(8)))
 
 
+def test_divergence_in_recipe_is_caught_as_value_error(make_table: Table) -> None:
+    """SpeechBrain raises a ValueError, which its recipes catch."""
+
+    class Nan(Line):
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+            return super().compute_objectives(predictions, batch, stage) * math.nan
+
+    caught: list[ValueError] = []
+    try:
+        Nan(run_opts={"nonfinite_patience": 0}).fit(range(1), DataLoader(make_table(2)))
+    except ValueError as error:
+        caught.append(error)
+    assert [type(error) for error in caught] == [DivergedError]
+
+
 def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(make_table: Table, tmp_path: Path) -> None:
     class Reading(Line):
         def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:

@@ -618,7 +618,14 @@ def test_distributed_launch_says_whether_a_launcher_has_started_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("_compile", "the options compile and jit"), ("_wrap_distributed", "launcher")]
+    ("name", "remedy"),
+    [
+        ("_compile", "the options compile and jit"),
+        ("_wrap_distributed", "launcher"),
+        ("profiler", "profile_training"),
+        ("tqdm_barcolor", "noprogressbar"),
+        ("data_parallel_count", "torchrun"),
+    ],
 )
 def test_a_name_that_ours_does_not_have_says_what_does_it_here(name: str, remedy: str) -> None:
     with pytest.raises(AttributeError, match=f"'Plain' object has no attribute '{name}'; .*{remedy}"):
