@@ -146,8 +146,10 @@ def _describe(tensor: Tensor) -> str:
         return f"{text} on {tensor.device}"
     is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     if is_whole and tensor.layout is torch.strided and tensor.numel():
-        low, high = tensor.aminmax()
-        text += f" of {int(low)} to {int(high)}"
+        low, high = map(int, tensor.aminmax())
+        if low < high:
+            return f"{text} of {low} to {high}"
+        text += f", all {low}" if tensor.numel() > 1 else f" of {low}"
     return text
 
 

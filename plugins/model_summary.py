@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 from pipeline import hookimpl
 from pipeline.checkpoint import storage
 from pipeline.context import Context
+from pipeline.data.batch import listed
 from pipeline.errors import ConfigError
 from pipeline.training.brain import Brain
 
@@ -187,9 +188,9 @@ def _shape(output: Any) -> str:
     if isinstance(output, Tensor):
         return str(list(output.shape))
     if isinstance(output, Mapping):
-        return f"{{{', '.join(f'{name}: {_shape(value)}' for name, value in output.items())}}}"
+        return f"{{{listed(f'{name}: {_shape(value)}' for name, value in output.items())}}}"
     if isinstance(output, list | tuple):
-        return f"({', '.join(map(_shape, output))})"
+        return f"({listed(map(_shape, output))})"
     return type(output).__name__
 
 

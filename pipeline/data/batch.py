@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import groupby, islice
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -13,6 +14,12 @@ from pipeline.errors import DataError
 
 # Parts of a value, and samples of a batch, that a message lists.
 MAX_LISTED = 8
+
+# Parts of a value that are looked at for a message.
+MAX_EXAMINED = 256
+
+# Equal parts in a row that a message lists one by one; more are listed once, with their number.
+MAX_REPEATED = 3
 
 
 class EmptySlice(NamedTuple):
@@ -265,13 +272,29 @@ def shape_of(value: Any, depth: int = 0) -> str:
     if value is None:
         return "None"
     kind = f"a {type(value).__name__}"
-    if isinstance(value, Mapping):
-        parts = [f"{name}: {shape_of(part, depth - 1)}" for name, part in list(value.items())[:MAX_LISTED] if depth]
-    elif isinstance(value, list | tuple):
-        parts = [shape_of(part, depth - 1) for part in value[:MAX_LISTED] if depth]
-    else:
+    if not isinstance(value, Mapping | list | tuple):
         return kind
-    return f"{kind} of {len(value)}" + (f" ({', '.join(parts)})" if parts else "")
+    if not depth or not value:
+        return f"{kind} of {len(value)}"
+    if isinstance(value, Mapping):
+        texts = (f"{name}: {shape_of(part, depth - 1)}" for name, part in value.items())
+    else:
+        texts = (shape_of(part, depth - 1) for part in value)
+    return f"{kind} of {len(value)} ({listed(texts)})"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Join texts with commas for a message, as far as it needs them.
+
+    A text that is repeated in a row is given once: ``64 times a str``.
+    """
+    remaining = iter(texts)
+    parts: list[str] = []
+    for text, group in groupby(islice(remaining, MAX_EXAMINED)):
+        count = len(list(group))
+        parts += [text] * count if count <= MAX_REPEATED else [f"{count} times {text}"]
+    is_cut = len(parts) > MAX_LISTED or next(remaining, None) is not None
+    return ", ".join([*parts[:MAX_LISTED], *(["…"] if is_cut else [])])
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -36,6 +36,7 @@ from pipeline.data.batch import (
     differing_lengths,
     is_countable,
     is_unlabelled,
+    listed,
     raise_no_samples,
     shape_of,
     split,
@@ -1151,8 +1152,8 @@ class ModuleBrain(Brain):
         try:
             self._signature.bind(*positional, **keywords)
         except TypeError as mismatch:
-            names = ", ".join(f"{name}: {shape_of(value)}" for name, value in keywords.items())
-            shapes = names or ", ".join(shape_of(value) for value in positional)
+            names = listed(f"{name}: {shape_of(value)}" for name, value in keywords.items())
+            shapes = names or listed(map(shape_of, positional))
             what = f"the inputs of a batch are ({shapes}), and {type(self.module).__name__}.forward takes"
             remedy = "return them so from the dataset, or write a Brain"
             raise DataError(f"{self._where}{what} {self._signature}: {mismatch}; {remedy}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from ..shared.run_comparison import Comparison, compare_runs
 
 # Lines that are shown of the difference between two files.
 _LINES = 20
+
+# Significant digits of a number; more where two numbers would look alike.
+_DIGITS = (5, 9)
 
 
 @click.command("compare")
@@ -88,15 +91,28 @@ def _table(records: Sequence[RunRecord]) -> Table:
     for name in names:
         cells = [row.get(name) for row in rows]
         if any(cell not in (None, "", []) for cell in cells):
-            table.add_row(name, *(Text(printable(_cell(cell))) for cell in cells))
+            table.add_row(name, *(Text(printable(text)) for text in _texts(cells)))
     return table
 
 
-def _cell(value: Any) -> str:
+def _texts(cells: Sequence[Any]) -> list[str]:
+    """The texts of a row; its numbers have as many digits as show which of them differ."""
+    exact = [_cell(cell, str) for cell in cells]
+    for digits in _DIGITS:
+        texts = [_cell(cell, f"{{:.{digits}g}}".format) for cell in cells]
+        if len(set(texts)) == len(set(exact)):
+            return texts
+    return exact
+
+
+def _cell(value: Any, number: Callable[[float], str]) -> str:
+    """The text of a cell; ``number`` makes that of a float."""
     if isinstance(value, dict):
-        return f"{value.get('metric')} {value.get('value')} at {value.get('iteration')}"
+        return f"{value.get('metric')} {_cell(value.get('value'), number)} at {value.get('iteration')}"
     if isinstance(value, list):
         return "; ".join(map(str, value))
+    if isinstance(value, float):
+        return number(value)
     return "" if value is None else str(value)
 
 

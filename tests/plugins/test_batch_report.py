@@ -96,7 +96,16 @@ def test_a_missing_key_of_a_mapping(new: New, log_lines: list[str]) -> None:
 def test_too_many_parts(new: New, log_lines: list[str]) -> None:
     failing(new("plain", data=("return self.points[index],", "return self.points[index], 1, ")), Exception)
     lines = report(log_lines)
-    assert lines[1:3] == ["batch[0]: float32 [32, 2]", "batch[1]: int64 [32] of 1 to 1"]
+    assert lines[1:3] == ["batch[0]: float32 [32, 2]", "batch[1]: int64 [32], all 1"]
+
+
+def test_single_number_in_a_failing_batch_has_no_range(new: New, log_lines: list[str]) -> None:
+    model = (
+        "scores: Tensor = self.layers(points)",
+        "count = points.new_tensor(8).long()\n        scores = count @ points",
+    )
+    failing(new("plain", model=model), RuntimeError)
+    assert report(log_lines)[3].endswith(": points: float32 [32, 2], count: int64 [] of 8")
 
 
 def test_a_brain(new: New, log_lines: list[str]) -> None:

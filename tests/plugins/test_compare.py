@@ -35,8 +35,22 @@ def test_the_only_difference_is_named(pipeline: Call, linear: Path) -> None:
     assert last_line(result) == "the only difference is runner.train_runner.epochs: 2 -> 3"
     for run_dir, steps in zip(runs, ("12", "18"), strict=True):
         metrics = json.loads((run_dir / "train_runner" / "results.json").read_text())["metrics"]["line"]
-        assert str(metrics["valid_loss"]) in result.stdout
+        assert f"{metrics['valid_loss']:.5g}" in result.stdout
         assert steps in result.stdout
+
+
+def test_numbers_of_compared_runs_are_rounded_until_they_would_look_alike(pipeline: Call, linear: Path) -> None:
+    runs = run(linear), run(linear)
+    for run_dir, loss in zip(runs, (0.12345678901234567, 0.12345679901234567), strict=True):
+        results = {"metrics": {"line": {"loss": 1 / 3, "valid_loss": loss}}}
+        results["best"] = {"metric": "valid_loss", "value": loss, "iteration": 6}
+        (run_dir / "train_runner" / "results.json").write_text(json.dumps(results))
+    rows = {
+        line.split()[0]: line.split()[1:] for line in pipeline("compare", *runs).stdout.splitlines() if line.split()
+    }
+    assert rows["loss"] == ["0.33333", "0.33333"]
+    assert rows["valid_loss"] == ["0.123456789", "0.123456799"]
+    assert rows["best"] == ["valid_loss", "0.123456789", "at", "6", "valid_loss", "0.123456799", "at", "6"]
 
 
 def test_code_and_environment_are_compared(pipeline: Call, linear: Path) -> None:

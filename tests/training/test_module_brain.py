@@ -50,6 +50,8 @@ TAKES = r"Two.forward takes \(left: .*, right: .*, \*, scale: .*\)"
             (X, X, X),
             rf"are \(a tensor .*, a tensor .*, a tensor of shape \(4, 3\)\), and {TAKES}.*: too many positional",
         ),
+        (["text"] * 64, rf"are \(64 times a str\), and {TAKES}.*: too many positional"),
+        ([*["text"] * 4, X, *["text", 1] * 4], r"are \(4 times a str, a tensor of .*, a str, a int, .*a int, …\), and"),
         ({"left": X, "rihgt": X}, rf"are \(left: a tensor .*, rihgt: a tensor .*\), and {TAKES}.*: missing .*'right'"),
         ({"left": X, "right": X, "width": X}, rf"width: a tensor .*\), and {TAKES}.*: got an unexpected .*'width'"),
     ],
