@@ -90,25 +90,26 @@ def on_resume(context: Context) -> None:
 
 @hookspec
 def before_epoch(context: Context) -> None:
-    """An epoch begins; ``context["current_epoch"]`` counts from 0.
+    """An epoch begins; ``current_epoch`` counts from 0. Not called if it is resumed in its middle.
 
-    It does not come again for an epoch that is resumed in its middle.
+    The number is in ``context["current_epoch"]``. What a resumed run needs is prepared in ``on_resume``, or kept in the
+    plugin's state.
     """
 
 
 @hookspec
 def before_phase(context: Context, phase: str) -> None:
-    """The first pass over the training data of a phase in this epoch is about to begin.
+    """A phase begins its first pass of this epoch. Not called if it is resumed in its middle.
 
-    It does not come again for a phase that is resumed in its middle. Outside of epochs there is none.
+    Outside of epochs there is none.
     """
 
 
 @hookspec
 def before_pass(context: Context, phase: str) -> None:
-    """A pass over the training data of a phase begins.
+    """A pass over the training data begins. Not called if it is resumed in its middle.
 
-    It does not come again for a pass that is resumed in its middle. In an Experiment an epoch is a pass.
+    In an Experiment an epoch is a pass.
     """
 
 
@@ -215,9 +216,9 @@ def after_pass(context: Context, phase: str, metrics: dict[str, float]) -> None:
 
 @hookspec
 def before_validation(context: Context, phase: str) -> None:
-    """A validation pass begins, or the evaluation of an infer runner.
+    """A validation, or the evaluation of an infer runner, begins; again if it was interrupted.
 
-    It comes again after a resume for a validation that a signal has interrupted.
+    A resumed run makes the whole validation again that a signal has interrupted.
     """
 
 

@@ -207,6 +207,16 @@ def test_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(resumed: Ca
     assert [len(moments(context, hook)) for hook in ("after_epoch", "after_phase", "after_pass")] == [1, 1, 1]
 
 
+def test_hooks_that_a_resumed_epoch_leaves_out_say_so(recorded: Recorded, resumed: Callable[..., Context]) -> None:
+    """The first line of a hook is its row in the table of plugins/README.md."""
+    of_straight = {name.split()[0] for name in names(recorded())}
+    of_resumed = {name.split()[0] for name in names(resumed("after_batch", 8))}
+    left_out = of_straight - of_resumed
+    rows = {name: (getattr(hookspecs, name).__doc__ or "").splitlines()[0] for name in of_straight}
+    assert left_out == {"before_epoch", "before_phase", "before_pass"}
+    assert {name for name, row in rows.items() if "resumed in its middle" in row} == left_out
+
+
 @pytest.mark.parametrize("hook", ["after_epoch", "before_epoch"])
 def test_a_run_that_is_resumed_between_two_epochs_begins_the_next(resumed: Callable[..., Context], hook: str) -> None:
     context = resumed(hook, 6)
