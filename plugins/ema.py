@@ -89,14 +89,14 @@ class Ema:
     without it, it would go on from the averages. In an infer runner the plugin does nothing: the weights that are loaded
     are averages already.
 
-    An update counts once in an iteration, however many optimizers of a phase have stepped in it, and only if one has: a
-    window that is discarded is none. (A fused optimizer on a GPU skips such a step by itself; that counts.) Of two of
+    It counts the updates in which an optimizer of the model has stepped, each once, however many optimizers have: the
+    update of a discarded window does not count. (A fused optimizer on a GPU skips such a step by itself; that counts.) Of two of
     these plugins in a run, the models have the averages of the one that the config names last.
 
     Args:
         decay: the share of the average that each average after it keeps; of ``exponential``, 0.999 if it is left out.
         average: ``exponential``, or ``equal``, in which all weights count alike: stochastic weight averaging.
-        every: how many updates of a model are between two averages; or ``"1 epoch"``, at the end of its passes.
+        every: how many of these updates of a model are between two averages; or ``"1 epoch"``, at the end of its passes.
         start_epoch: the first epoch that is averaged, from 0.
         use_buffers: whether the buffers ``running_mean`` and ``running_var``, such as those of a
             BatchNorm, are averaged. If not, they have their newest values. Nothing computes them

@@ -286,6 +286,7 @@ class WindowState(StateModel):
     rate: float | None = None
     gradient_norm: float | None = None
     owns_gradients: bool = False
+    discarded_windows: int = 0
 
 
 class RandomState(StateModel):

@@ -65,7 +65,12 @@ from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, V
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import BestTracker, in_evaluation_mode
 from pipeline.training.meters import MOST
-from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks, clear_leftovers
+from pipeline.training.optim_scheduler import (
+    OptimScheduler,
+    attach_optimizer_hooks,
+    clear_leftovers,
+    log_discarded_windows,
+)
 from pipeline.training.phase import begin_on_ranks, limited
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.unregistered import require_registered
@@ -434,6 +439,7 @@ class ExperimentBase(RunnerBase):
         self.context.also_trained = own_method(self, "_trained")
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
         self._schedulers = list(own.values())
+        self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
         self.checkpointer._begin(self.context["model"])
@@ -558,6 +564,7 @@ class ExperimentBase(RunnerBase):
         if self._is_limited():
             self.save()
             self._place_saved = True
+        self._log_discarded_windows()
         stop_reason = self.context.stop_reason
         self._validate(due=False, at_end=True)
         self._numbers.cut_epoch_short()
@@ -992,11 +999,16 @@ class ExperimentBase(RunnerBase):
             hooks.before_phase(context=self.context, phase=PHASE)
             hooks.before_pass(context=self.context, phase=PHASE)
 
+    def _log_discarded_windows(self) -> None:
+        """Log how many windows of the OptimSchedulers were discarded in this epoch."""
+        log_discarded_windows(PHASE, self._batches.epoch - 1, self._schedulers_by_name)
+
     def _end_epoch(self) -> None:
         """Call the plugins at the end of an epoch."""
         if self._in_epoch:
             self._in_epoch = False
             self.train_state["epoch"] = self._batches.epoch
+            self._log_discarded_windows()
             self._numbers.end_epoch()
             self.context["hooks"].after_phase(context=self.context, phase=PHASE)
             self.context["hooks"].after_epoch(context=self.context)

@@ -545,7 +545,7 @@ class Brain:
             logger.warning(f"{self._where}a loss is not finite: number {count} of this epoch")
 
     def check_gradients(self) -> None:
-        """Forget each gradient that is not finite; the run option ``skip_nonfinite_grads`` discards the whole update."""
+        """Forget each gradient that is not finite; the run option ``skip_nonfinite_grads`` discards the whole window."""
         for name, parameter in self.modules.named_parameters():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 parameter.grad = None
@@ -564,7 +564,7 @@ class Brain:
 
     @property
     def optimizer_step(self) -> int:
-        """How many updates there were; what a subclass sets goes on from there."""
+        """How many updates there were, discarded windows included; what a subclass sets goes on from there."""
         return self._train_state["update"]
 
     @optimizer_step.setter

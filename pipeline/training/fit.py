@@ -29,6 +29,7 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import evaluate
+from pipeline.training.optim_scheduler import log_discarded_windows
 from pipeline.training.phase import begin_on_ranks, warn_of_drawn_order
 from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
@@ -230,6 +231,7 @@ class Fit(PassLoop):
     def close(self, training: TrainPass) -> None:
         """The pass of an epoch is over."""
         training.end(training.number, "the training set")
+        log_discarded_windows("fit", training.number, self.context["model"][NAME]["optim_schedulers"])
         self.work.remove(training)
 
     def start(self, training: TrainPass, batches: int) -> None:

@@ -26,7 +26,7 @@ from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate,
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
-from pipeline.training.optim_scheduler import attach_optimizer_hooks
+from pipeline.training.optim_scheduler import attach_optimizer_hooks, log_discarded_windows
 from pipeline.training.phase import Plan, pass_loader, phase_errors, phase_of, warn_of_unresumable_orders
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
@@ -595,6 +595,7 @@ class TrainLoop(PassLoop):
         with phase_errors(training.phase):
             training.end(self.context["current_epoch"], f"'{self.schemas[training.phase].dataset_name}'")
         training.over = True
+        self._log_discarded_windows(training.phase)
         if training in self.work:
             self.work.remove(training)
         # Its last update, of a window that its end has closed, may have come after the last iteration.
@@ -610,6 +611,11 @@ class TrainLoop(PassLoop):
         self._take(training.phase, training.numbers, trained=True)
         if not self.cut_short:
             self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
+
+    def _log_discarded_windows(self, phase: str) -> None:
+        """Log how many windows of a phase were discarded in this epoch, as far as that is not done."""
+        schedulers = self.phases[phase].optim_schedulers
+        log_discarded_windows(f"phase.{phase}", self.context["current_epoch"], schedulers)
 
     def _is_trained(self, phase: str) -> bool:
         """Whether a pass over the data of a phase was made in this epoch."""
@@ -633,6 +639,9 @@ class TrainLoop(PassLoop):
         if self.cut_short:
             self.journal.inner = None
             return
+        for name in self.phases:
+            # A pass that was begun outside of epochs is still open.
+            self._log_discarded_windows(name)
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pipeline.errors import DivergedError
@@ -36,6 +37,8 @@ class NonFiniteGuard:
         self.optimizer, self.names = optimizer, names
         self.loss: Tensor | None = None
         self.discarded, self.parameter = 0, ""
+        # On a GPU, the number of windows in which the optimizer's kernel or the scaler has skipped the step.
+        self._skipped: Tensor | None = None
         self._on_device: tuple[Tensor, Tensor, Sequence[Tensor]] | None = None
         self._norms: tuple[Tensor, ...] = ()
 
@@ -77,10 +80,32 @@ class NonFiniteGuard:
         if bad is None:
             return True
         if self._optimizer_skips():
+            self._count_skipped(bad)
             self.optimizer.found_inf = bad  # type: ignore[attr-defined] # torch's own way to tell a fused optimizer
             return True
         # Reads one number a window: the price of an optimizer that cannot skip a step on the device.
         return not bad.item()
+
+    def note_scaler(self, scaler: GradScaler) -> None:
+        """Count the window if the gradient scaler has just skipped the step, without reading that."""
+        found: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
+        if not found:
+            # It is disabled.
+            return
+        first, *others = found.values()
+        for other in others:
+            first = torch.maximum(first, other.to(first.device))
+        self._count_skipped(first)
+
+    def _count_skipped(self, skipped: Tensor) -> None:
+        """Count a window on its device: 1 if the step is skipped, else 0."""
+        self._skipped = skipped if self._skipped is None else self._skipped + skipped
+
+    def take_skipped(self) -> int:
+        """Return how many such windows there were since the last call; on a GPU this waits."""
+        skipped = 0 if self._skipped is None else int(self._skipped.item())
+        self._skipped = None
+        return skipped
 
     def close(self) -> None:
         """Close the window."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -223,6 +224,7 @@ class OptimScheduler(ABC):
             whoever knows the whole model may say so.
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
+        discarded_windows: windows without an optimizer step, as far as they are known, since they were last logged.
         epoch: the epoch that a run is at, from 0; for ``optimize`` by hand.
         active_pass: the pass whose batch a custom loop trains on; ``optimize`` asks it for the number of samples. None
             outside of such a loop.
@@ -289,7 +291,7 @@ class OptimScheduler(ABC):
         # Whether the gradients of the open window are those of its mean loss already.
         self.averaged = False
         self.guarded = self.under_autocast = self.owns_gradients = True
-        self.real_step = self.batches = self.epoch = 0
+        self.real_step = self.batches = self.epoch = self.discarded_windows = 0
         # A number of samples; a tensor while a window closes that several GPUs share.
         self.samples: Any = 0
         self.strategy = Strategy(current_world()) if current_world().size > 1 else None
@@ -442,9 +444,12 @@ class OptimScheduler(ABC):
             plain = not self.scaler and self.grad_clip is None and not self.check_gradients and self.accum_grad == 1
             plain = plain and not (self.weighted or self.measures_norm) and self.guard.loss is None
             plain = plain and self.grad_clip_value is None
-            if not self.discards and (plain or self._prepare()):
+            steps = not self.discards and (plain or self._prepare())
+            self.discarded_windows += not steps
+            if steps:
                 if self.scaler:
                     self.scaler.step(self.optimizer)
+                    self.guard.note_scaler(self.scaler)
                     self.stepped = True
                 else:
                     self.optimizer.step()
@@ -487,6 +492,12 @@ class OptimScheduler(ABC):
         The window counts as any other, for counters and schedule, and not as one that is not finite.
         """
         self.discards = True
+
+    def take_discarded_windows(self) -> int:
+        """Return how many windows were discarded since the last call; on a GPU this waits for the work so far."""
+        count = self.discarded_windows + self.guard.take_skipped()
+        self.discarded_windows = 0
+        return count
 
     def _rate_of(self, value: Any, window: int) -> float:
         """The result of ``update_lr``, checked to be a learning rate.
@@ -557,6 +568,8 @@ class OptimScheduler(ABC):
         """Optimizer, scaler, the position in the schedule, and the gradients of an open window."""
         counts = {"real_step": self.real_step, "batches": self.batches, "samples": self.samples}
         counts["owns_gradients"] = self.owns_gradients
+        self.discarded_windows += self.guard.take_skipped()
+        counts["discarded_windows"] = self.discarded_windows
         numbers = {"rate": self.rate, "gradient_norm": self.gradient_norm}
         names = self.guard.names.items() if self.batches else ()
         read = {name: None if number is None else float(number) for name, number in numbers.items()}
@@ -849,6 +862,25 @@ def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> boo
     acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
     _update_scalers(optim_schedulers)
     return any(acted)
+
+
+def log_discarded_windows(where: str, epoch: int, optim_schedulers: Mapping[str, OptimScheduler]) -> None:
+    """Log how many windows were discarded since the last call; on a GPU this waits for the work so far.
+
+    Args:
+        where: what the log line begins with.
+        epoch: counted from 0.
+        optim_schedulers: of one phase, by name.
+    """
+    counts = {name: scheduler.take_discarded_windows() for name, scheduler in optim_schedulers.items()}
+    total = sum(counts.values())
+    if not total or not current_world().is_main:
+        return
+    windows = "1 window was" if total == 1 else f"{total} windows were"
+    each = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    names = f" ({each})" if len(counts) > 1 else ""
+    what = f"{windows} discarded in epoch {epoch}{names}"
+    logger.info(f"{where}: {what}: each counts as an update, but the optimizer made no step")
 
 
 def clear_leftovers(scheduler: OptimScheduler, others: Iterable[OptimScheduler]) -> None:
