@@ -203,6 +203,7 @@ class LoopState(StateModel):
         validation: of the runner.
         iterations: phase -> name -> the iteration that a number is of.
         asked_updates: the updates when it was last asked what is due. Earlier versions lack it.
+        epoch_began: the iterations and updates when the running epoch, or the last one, began. Likewise.
     """
 
     outer: list[EntryState]
@@ -212,6 +213,7 @@ class LoopState(StateModel):
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
     asked_updates: int | None = None
+    epoch_began: dict[str, int] | None = None
 
     @model_validator(mode="after")
     def _check_leader(self) -> Self:

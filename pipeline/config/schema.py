@@ -537,7 +537,9 @@ class RunnerSchema(_Section):
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
     grad_clip: Norm | None = Field(None, description="largest norm of the gradients of one optimizer; null never clips")
     grad_clip_value: Norm | None = Field(None, description="largest absolute value of a gradient; null never clips")
-    accum_grad: Count = Field(1, description="batches in a window, which ends in one update; a scheduler may have its own")
+    accum_grad: Count = Field(
+        1, description="batches in a window, which ends in one update; a scheduler may have its own"
+    )
     nonfinite_patience: Patience | None = Field(3, description="non-finite losses before exit code 5; null never looks")
     check_gradients: bool = Field(False, description="look for non-finite gradients even without clipping, at a cost")
     compile: bool = Field(False, description="torch.compile the modules; gains nothing sure on a CPU")

@@ -337,6 +337,14 @@ class BestTracker:
             self.value, self.iteration = value, iteration
         return better
 
+    def move(self, before: int, now: int) -> None:
+        """Take the numbers of an iteration, of which no checkpoint was saved, as those of another."""
+        moved = [entry.value for entry in self.pending if entry.iteration == before]
+        if self.iteration == before and self.value in moved:
+            self.iteration = now
+        others = [entry for entry in self.pending if entry.iteration != before]
+        self.pending = [*others, *(BestEntry(value, now) for value in moved)]
+
     def deserves_checkpoint(self, iteration: int) -> bool:
         """Whether this iteration is one of the best."""
         return any(entry.iteration == iteration for entry in self.pending)
@@ -455,6 +463,22 @@ class Validation:
             if not self._unreported:
                 self.best.check_reported()
         return numbers
+
+    def move(self, before: int, phases: Iterable[str]) -> None:
+        """Take the validations of an iteration as those of the present one.
+
+        Args:
+            before: that iteration.
+            phases: those that were validated in it, and not before it.
+        """
+        now = self.counters["iteration"]
+        for name in phases:
+            if self.validated.get(name) == before:
+                self.validated[name] = now
+        if self.best:
+            self.best.move(before, now)
+            if not math.isnan(self.best.value):
+                self.context["best"] = self.best.as_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this iteration keeps."""

@@ -81,6 +81,8 @@ class TrainLoop(PassLoop):
         self._last_leader: TrainPass | None = None
         # The epochs that a break has left, until the stage calls again; the epoch that ran is over then.
         self._interrupted_epochs: EntryState | None = None
+        # The iterations and updates when the epoch began.
+        self._epoch_began = self._progress()
         self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._stage = stage
@@ -115,6 +117,7 @@ class TrainLoop(PassLoop):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
                 journal.inner = []
                 if not journal.resuming_in_epoch:
+                    self._epoch_began = self._progress()
                     self.metrics, self.iterations = {}, {}
                     self.context["metrics"] = self.metrics
                     self.hooks.before_epoch(context=self.context)
@@ -123,6 +126,9 @@ class TrainLoop(PassLoop):
         except GeneratorExit:
             self._interrupted_epochs = call
             raise
+
+    def _progress(self) -> dict[str, int]:
+        return {name: self.counters[name] for name in ("iteration", "update")}
 
     def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> PassIterator:
         """One pass over the data of a phase: an iterator of batches, on their device.
@@ -179,13 +185,16 @@ class TrainLoop(PassLoop):
         return self.journal.resuming
 
     def save(self) -> None:
-        """Save a checkpoint: now, or when the pass that leads is asked for its next batch."""
+        """Save a checkpoint: now, or when the pass that leads is asked for its next batch.
+
+        In an epoch without a batch it is saved when a pass begins, or when the epoch ends.
+        """
         self.begin()
         self._settle()
         self.journal.arrive_after_last_call()
         if self.journal.resuming or self.place_saved:
             return
-        if self.work:
+        if self.work or self._may_have_own_batches():
             self.context.request(CHECKPOINT)
         else:
             self._save()
@@ -439,7 +448,8 @@ class TrainLoop(PassLoop):
             logger.warning(f"{what}, and waits until the pass over '{self.work[0].phase}' is asked for a batch")
         return True
 
-    def _do_due(self, training: TrainPass) -> bool:
+    def _do_due(self, training: TrainPass | None) -> bool:
+        """Do what is due; None: no pass has led yet, since the stage trains on batches of its own."""
         due: Sequence[bool] = self.schedule.due(self.counters)
         self._due_since = 0
         if self.agreement:
@@ -465,7 +475,8 @@ class TrainLoop(PassLoop):
             self.exporter.save()
         self._validate_on_request()
         if validating:
-            self._validate(training.phase)
+            for name in [training.phase] if training else self.validation.phases:
+                self._validate(name)
         over = self.is_over()
         if over:
             self._stop_in(training)
@@ -475,9 +486,9 @@ class TrainLoop(PassLoop):
         self._leader = None
         return not over
 
-    def _stop_in(self, training: TrainPass) -> None:
+    def _stop_in(self, training: TrainPass | None) -> None:
         """Training is over after an iteration of the pass that leads: unless that was its last, it is cut short."""
-        if self._leader is None or self.cut_short or training.has_ended():
+        if training is None or self._leader is None or self.cut_short or training.has_ended():
             return
         progress = training.describe_progress()
         if training.has_ended() is None and self.resumable:
@@ -642,11 +653,16 @@ class TrainLoop(PassLoop):
         for name in self.phases:
             # A pass that was begun outside of epochs is still open.
             self._log_discarded_windows(name)
+        has_own_batches = self._may_have_own_batches()
+        if has_own_batches:
+            self._count_epoch()
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]
+        # What an epoch with batches of its own has trained is not known, so that all phases are validated after it.
+        validating = self.validation.phases if has_own_batches else unvalidated
         with waits:
-            for name in unvalidated if self.schedule.validating.fires_after(epoch + 1) else ():
+            for name in validating if self.schedule.validating.fires_after(epoch + 1) else ():
                 self._validate(name)
             if self.is_over() or epoch + 1 >= self.schedule.epochs:
                 self._validate_last()
@@ -664,9 +680,31 @@ class TrainLoop(PassLoop):
         if self.agreement:
             self.agreement.look(self.counters["iteration"])
         # What became due with the last batches of a pass that a variable holds: a resumed run would not know of it.
-        if self._last_leader and self.counters["iteration"] >= self.due:
+        if self.counters["iteration"] >= self.due and (self._last_leader or has_own_batches):
             self._do_due(self._last_leader)
         self.save_if(self.schedule.saving.fires_after(epoch + 1))
+
+    def _may_have_own_batches(self) -> bool:
+        """Whether an epoch is running in which no batch was counted: the stage may have trained on batches of its own.
+
+        A run cannot continue in such an epoch, since its code runs again from the top.
+        """
+        return self.journal.inner is not None and self.counters["iteration"] == self._epoch_began["iteration"]
+
+    def _count_epoch(self) -> None:
+        """Count an epoch in which no batch was counted, since the stage trains on batches of its own: as one iteration.
+
+        What was validated in it is of that iteration, under which the checkpoint at the end of the epoch is saved.
+        """
+        before = self.counters["iteration"]
+        # A checkpoint that is being saved takes what was validated before it.
+        self.checkpoints.wait_for_save()
+        self.counters["iteration"] += 1
+        if self.counters["update"] == self._epoch_began["update"]:
+            self.counters["update"] += 1
+        self.validation.move(before, self.iterations)
+        for numbers in self.iterations.values():
+            numbers.update(dict.fromkeys(numbers, self.counters["iteration"]))
 
     def _validate_last(self) -> None:
         """Validate, at the end of training, what was not validated since its last update."""
@@ -685,8 +723,9 @@ class TrainLoop(PassLoop):
         if not asked and not self.validation.is_needed(self.schemas[name], last=last):
             return {}
         random = random_state(self._generators_in_validation())
-        # In the body of a batch there is no place to go on from.
-        waits = SHUTDOWN.postponed() if asked and self.work else nullcontext()
+        # In the body of a batch, or of an epoch with batches of its own, there is no place to go on from.
+        in_body = asked and (bool(self.work) or self._may_have_own_batches())
+        waits = SHUTDOWN.postponed() if in_body else nullcontext()
         self.context.is_last_validation = last
         try:
             with phase_errors(name), waits:
@@ -748,7 +787,12 @@ class TrainLoop(PassLoop):
         self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
         self._save_postponed = False
         validation, updates = ValidationState(**self.validation.state_dict()), self.schedule.asked_updates()
-        own = {"passes": self.passes, "iterations": self.iterations, "asked_updates": updates}
+        own = {
+            "passes": self.passes,
+            "iterations": self.iterations,
+            "asked_updates": updates,
+            "epoch_began": self._epoch_began,
+        }
         loop = self.journal.capture(self._leader, validation=validation, **own)
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
@@ -779,6 +823,7 @@ class TrainLoop(PassLoop):
             raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
         state = checkpoint.state.loop
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
+        self._epoch_began = state.epoch_began or self._progress()
         self.validation.load_state_dict(state.validation.to_tree())
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.

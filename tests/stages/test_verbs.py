@@ -262,9 +262,9 @@ def test_a_train_phase_without_a_pass_is_validated_and_saved_and_has_no_batches(
             return {}
 
     found = result(GeneralTrainer(make(Doubling)).run())
-    assert kinds("before_validation", "after_batch") == [("before_validation", 0)]
+    assert kinds("before_validation", "after_batch") == [("before_validation", 0), ("before_validation", 2)]
     assert found["counters"]["epoch"] == 2
-    assert found["saved"] == ["step-000000000000"]
+    assert found["saved"] == ["step-000000000001", "step-000000000002"]
 
 
 @pytest.mark.parametrize(
