@@ -157,7 +157,10 @@ class ConcurrentRunError(StageError):
 
 
 class DivergedError(PipelineError, ValueError):
-    """Training that produced more non-finite losses than ``nonfinite_patience`` allows. Also a ValueError, as in SpeechBrain."""
+    """Training that produced more non-finite losses than ``nonfinite_patience`` allows.
+
+    It is a ValueError too, as in SpeechBrain.
+    """
 
     exit_code = ExitCode.DIVERGED
 

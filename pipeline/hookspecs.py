@@ -92,8 +92,8 @@ def on_resume(context: Context) -> None:
 def before_epoch(context: Context) -> None:
     """An epoch begins; ``current_epoch`` counts from 0. Not called if it is resumed in its middle.
 
-    The number is in ``context["current_epoch"]``. What a resumed run needs is prepared in ``on_resume``, or kept in the
-    plugin's state.
+    The number is in ``context["current_epoch"]``. What a resumed run needs is prepared in
+    ``on_resume``, or kept in the plugin's state.
     """
 
 

@@ -89,9 +89,10 @@ class Ema:
     without it, it would go on from the averages. In an infer runner the plugin does nothing: the weights that are loaded
     are averages already.
 
-    It counts the updates in which an optimizer of the model has stepped, each once, however many optimizers have: the
-    update of a discarded window does not count. (A fused optimizer on a GPU skips such a step by itself; that counts.) Of two of
-    these plugins in a run, the models have the averages of the one that the config names last.
+    It counts the updates in which an optimizer of the model has stepped, each once, however many
+    optimizers have: the update of a discarded window does not count. (A fused optimizer on a GPU
+    skips such a step by itself; that counts.) Of two of these plugins in a run, the models have the
+    averages of the one that the config names last.
 
     Args:
         decay: the share of the average that each average after it keeps; of ``exponential``, 0.999 if it is left out.

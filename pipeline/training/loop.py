@@ -449,7 +449,7 @@ class TrainLoop(PassLoop):
         return True
 
     def _do_due(self, training: TrainPass | None) -> bool:
-        """Do what is due; None: no pass has led yet, since the stage trains on batches of its own."""
+        """Do what is due; None: the stage trains on batches of its own, so no pass leads."""
         due: Sequence[bool] = self.schedule.due(self.counters)
         self._due_since = 0
         if self.agreement:
@@ -624,7 +624,7 @@ class TrainLoop(PassLoop):
             self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
     def _log_discarded_windows(self, phase: str) -> None:
-        """Log how many windows of a phase were discarded in this epoch, as far as that is not done."""
+        """Log how many windows of a phase were discarded in this epoch, unless that is done."""
         schedulers = self.phases[phase].optim_schedulers
         log_discarded_windows(f"phase.{phase}", self.context["current_epoch"], schedulers)
 
@@ -659,7 +659,7 @@ class TrainLoop(PassLoop):
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]
-        # What an epoch with batches of its own has trained is not known, so that all phases are validated after it.
+        # Which phases the stage's own batches have trained is not known, so all are validated.
         validating = self.validation.phases if has_own_batches else unvalidated
         with waits:
             for name in validating if self.schedule.validating.fires_after(epoch + 1) else ():
@@ -685,19 +685,22 @@ class TrainLoop(PassLoop):
         self.save_if(self.schedule.saving.fires_after(epoch + 1))
 
     def _may_have_own_batches(self) -> bool:
-        """Whether an epoch is running in which no batch was counted: the stage may have trained on batches of its own.
+        """Whether an epoch is running in which no batch was counted.
 
-        A run cannot continue in such an epoch, since its code runs again from the top.
+        The stage may have trained on batches of its own. A run cannot continue in such an epoch,
+        since its code runs again from the top.
         """
-        return self.journal.inner is not None and self.counters["iteration"] == self._epoch_began["iteration"]
+        is_uncounted = self.counters["iteration"] == self._epoch_began["iteration"]
+        return self.journal.inner is not None and is_uncounted
 
     def _count_epoch(self) -> None:
-        """Count an epoch in which no batch was counted, since the stage trains on batches of its own: as one iteration.
+        """Count an epoch in which the stage has trained on batches of its own as one iteration.
 
-        What was validated in it is of that iteration, under which the checkpoint at the end of the epoch is saved.
+        The checkpoint at the end of the epoch has this iteration, so what was validated in the
+        epoch gets it too.
         """
         before = self.counters["iteration"]
-        # A checkpoint that is being saved takes what was validated before it.
+        # Validations that belong to a checkpoint that is being saved keep their iteration.
         self.checkpoints.wait_for_save()
         self.counters["iteration"] += 1
         if self.counters["update"] == self._epoch_began["update"]:
