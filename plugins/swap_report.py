@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 
@@ -105,6 +104,6 @@ def _super_use(stage: StageFlow, name: str, users: Classes) -> str:
     called = stage.flow.ours.get(name) if name == STAGES[stage.stage] else None
     if called or all(classes.calls_super(base, name) for base in bases):
         return "with super()"
-    texts = [ast.unparse(classes.methods(base)[name]) for base in bases]
+    texts = [source.text_of(classes.methods(base)[name]) for base in bases]
     mentioned = all(re.search(rf"(super\(.*\)|\b[A-Z]\w*)\.{name}\b", text) for text in texts)
     return "without super()" if called is None and not mentioned else "sometimes without super()"

@@ -18,6 +18,7 @@ from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
 from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar
+from pipeline.user_code.source import once
 
 # The keys that stand in the context before the first stage.
 TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
@@ -84,22 +85,26 @@ def own_verbs(definition: source.Definition, stage: str) -> dict[str, tuple[tupl
             changed = [(base, name) for base in users for name in leading & classes.own_names(base)]
             called = complete and default in ancestry and all(classes.calls_super(base, name) for base, name in changed)
             # Whoever calls it may have it for something else, and the default may never come to it.
-            called = called and not any(_calls_own(base.node, verb) for base in users)
+            called = called and not any(verb in _own_attributes(base.node) for base in users)
             parameters = tuple(parameter.arg for parameter in method.args.args[1:])
             if called or classes.takes(own.args, len(parameters) + 1):
                 verbs[verb] = parameters, called
     return verbs
 
 
-def _leading(stage: str, verb: str) -> set[str]:
+@cache
+def _leading(stage: str, verb: str) -> frozenset[str]:
     """The methods of the default stage that lead to one of them; without any, the loop calls it, in the stage's own."""
     methods = classes.methods(default_definition(stage))
-    callers = {name for name, method in methods.items() if _calls_own(method, verb)}
-    return callers.union(*(_leading(stage, caller) for caller in callers)) or {STAGES[stage]}
+    callers = {name for name, method in methods.items() if verb in _own_attributes(method)}
+    return frozenset(callers.union(*(_leading(stage, caller) for caller in callers)) or {STAGES[stage]})
 
 
-def _calls_own(node: ast.AST, method: str) -> bool:
-    return re.search(rf"\bself\.{method}\b", ast.unparse(node)) is not None
+@once
+def _own_attributes(node: ast.AST) -> frozenset[str]:
+    """The attributes of ``self`` that code uses."""
+    attributes = [part for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+    return frozenset(part.attr for part in attributes if isinstance(part.value, ast.Name) and part.value.id == "self")
 
 
 @dataclass(frozen=True)
@@ -493,7 +498,8 @@ class FlowCheck:
         """Whether a Brain of the workspace may use the context, which the runner stage passes to it."""
         stages = [stage.definition.module for stage in flow.stages.values() if stage]
         modules = [*stages, *self.runner.inspection.modules.values()]
-        files = {near.file for user in modules if not source.is_ours(user) for near in source.neighbours(user)}
+        own = [module for module in modules if not source.is_ours(module)]
+        files = [near.file for near in source.neighbours(*own)]
         return any(re.search(r"\bdef bind\b", file.read_text("utf-8", "replace")) for file in files)
 
 

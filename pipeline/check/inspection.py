@@ -48,7 +48,7 @@ class Inspection:
     @property
     def files(self) -> list[Path]:
         """The workspace files that were read, and those that they import relatively."""
-        return sorted({neighbour.file for module in self.modules.values() for neighbour in source.neighbours(module)})
+        return sorted(neighbour.file for neighbour in source.neighbours(*self.modules.values()))
 
     def settings(self, section: str) -> dict[str, Setting]:
         """Name -> item of ``runner``, ``dataset`` or ``phase``, with its address."""

@@ -164,11 +164,11 @@ def _check_brain(runner: Setting, model: Setting, definition: source.Definition)
         refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in undefined])
     ancestry, complete = classes.ancestry(definition)
     for base in ancestry if complete else ():
-        constructor, text = classes.methods(base).get("__init__"), ast.unparse(base.node)
+        constructor = classes.methods(base).get("__init__")
         if f"{base.module.name}:{base.name}" == BRAIN:
             return
-        if constructor and "super" not in text:
-            if ".__init__" not in text:
+        if constructor and not source.mentions(base.node, "super"):
+            if not source.mentions(base.node, "__init__"):
                 remedy = "call it first, with the modules: super().__init__({'net': net})"
                 model.fault(f"{place_of(base, '__init__', constructor)} does not call super().__init__(); {remedy}")
             return

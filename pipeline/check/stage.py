@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -73,14 +74,14 @@ def _constructor(definition: source.Definition) -> Iterator[str]:
     if not isinstance(node, source.FunctionNode) or node.decorator_list or node.args.vararg:
         return
     if classes.count_positional(node.args) <= len(arguments):
-        takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(arguments)}"
+        takes = f"takes ({source.text_of(node.args)}), and is called with {' and '.join(arguments)}"
         yield f"{place_of(base, '__init__', node)} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
 
 
 def call_faults(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -> Iterator[str]:
     """Check that a method can be called with its arguments, and does something."""
     name, call = node.name, f"{node.name}({', '.join(arguments)})"
-    marks = [ast.unparse(mark) for mark in node.decorator_list]
+    marks = [source.text_of(mark) for mark in node.decorator_list]
     own = () if (static := marks == ["staticmethod"]) else ("self",)
     signature = f"`def {name}({', '.join((*own, *arguments))})`"
     if "property" in marks:
@@ -93,7 +94,7 @@ def call_faults(node: source.FunctionNode, place: str, arguments: tuple[str, ...
         *others, last = arguments or ("",)
         single = f"with {'the context' if last == 'context' else last} alone" if last else "without arguments"
         with_what = f"with {', '.join(others)} and {last}" if others else single
-        yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
+        yield f"{place} takes ({source.text_of(node.args)}), and is called {with_what}; write {signature}"
 
 
 # Ways to reach methods that the source does not name.
@@ -111,25 +112,29 @@ def method_faults(definition: source.Definition, stage: str, files: Iterable[sou
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
     if complete:
-        yield from _wrong_supers(ancestry, users)
+        yield from _wrong_supers(ancestry)
         yield from _misspelt_attributes(ancestry, users)
         yield from _uncalled_methods(ancestry, users, stage, files) if files is not None else ()
 
 
-def _wrong_supers(ancestry: Classes, users: Classes) -> Iterator[str]:
+def _wrong_supers(ancestry: Classes) -> Iterator[str]:
     """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
+    # How many of the classes that follow have a name.
+    inherited_names = Counter(name for base in ancestry for name in classes.own_names(base))
+    # The methods that a class below overrides without calling ``super()``.
+    unreached = set[str]()
     for index, base in enumerate(ancestry):
-        inherited_names = set(dir(object)).union(*map(classes.own_names, ancestry[index + 1 :]))
-        for name, method in classes.methods(base).items() if base in users else ():
-            # A class below may override it without calling ``super()``.
-            below = [node for lower in ancestry[:index] if (node := classes.methods(lower).get(name))]
-            if classes.decoration(method) == "?" or any("super" not in ast.unparse(node) for node in below):
+        inherited_names.subtract(classes.own_names(base))
+        methods = classes.methods(base) if not source.is_ours(base.module) else {}
+        for name, method in methods.items():
+            if name in unreached or classes.decoration(method) == "?":
                 continue
             for call in supers(method, base):
-                if call.attr not in inherited_names:
+                if not inherited_names[call.attr] and not hasattr(object, call.attr):
                     method_names = {name for other in ancestry[index + 1 :] for name in classes.methods(other)}
                     hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
                     yield f"{place_of(base, name, call)} calls super().{call.attr}, which no class after it has{hint}"
+        unreached |= {name for name, node in methods.items() if not source.mentions(node, "super")}
 
 
 # Names with which an object gets attributes that its source does not show, or is asked for those that it may not have.
@@ -139,9 +144,11 @@ _ASKING = {"setattr", "hasattr", "AttributeError", "Exception", "*"}
 def _misspelt_attributes(ancestry: Classes, users: Classes) -> Iterator[str]:
     """Each ``self.m`` that no class and no assignment defines, where there is a name like it."""
     own = set().union(*map(classes.own_names, users))
-    others = (classes.own_names(base) | classes.assigned_attributes(base.module) for base in ancestry)
-    names = own.union(dir(object), *others)
-    for base in users if not any(_ASKING & module_words(base.module) for base in users) else ():
+    modules = dict.fromkeys(base.module for base in ancestry)
+    assigned = classes.assigned_attributes(*modules)
+    names = own.union(dir(object), assigned, *map(classes.own_names, ancestry))
+    asked = any(_ASKING & module_words(module) for module in modules if not source.is_ours(module))
+    for base in users if not asked else ():
         for name, method in classes.methods(base).items():
             for node in source.own_nodes(method):
                 match node:
@@ -152,8 +159,9 @@ def _misspelt_attributes(ancestry: Classes, users: Classes) -> Iterator[str]:
 
 def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
     """The methods with almost the name of one of the stage's methods that certainly nothing calls."""
-    modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
-    known_names = {*OPTIONAL.get(stage, {})}.union(*(classes.methods(base) for base in ancestry if base not in users))
+    modules = set(source.neighbours(*files, *(base.module for base in users)))
+    ours = [base for base in ancestry if source.is_ours(base.module)]
+    known_names = {*OPTIONAL.get(stage, {})}.union(*map(classes.methods, ours))
     public = [name for name in known_names.difference(*map(classes.methods, users)) if not name.startswith("_")]
     words = {name for module in modules for name in module_words(module)}
     # Code elsewhere may have other users.

@@ -62,12 +62,15 @@ def _kind(value: Any) -> str:
 
 def annotation(parameter: ast.arg, default: ast.expr | None, module: source.Module) -> Annotation | None:
     """The annotation of a parameter; None: unknown."""
-    if parameter.annotation is None or not (types := _types(parameter.annotation, module)):
+    types: dict[str, None] = {}
+    with suppress(RecursionError):
+        types = _types(parameter.annotation, module) if parameter.annotation else {}
+    if parameter.annotation is None or not types:
         return None
     # `size: int = None` takes null, whatever its annotation says.
     if isinstance(default, ast.Constant) and _kind(default.value) in _TYPES:
         types |= {} if any(_takes(name, default.value) for name in types) else {_kind(default.value): None}
-    text = ast.unparse(parameter.annotation).strip("'")
+    text = source.text_of(parameter.annotation).strip("'")
     return Annotation(tuple(types), f"{module.file.name}:{parameter.lineno}: {parameter.arg}: {text}")
 
 
@@ -86,7 +89,7 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
         case ast.Constant(value=None):
             return {"None": None}
         case ast.Constant(value=str(text)):
-            with suppress(SyntaxError):
+            with suppress(SyntaxError, ValueError, MemoryError, RecursionError):
                 parts = [ast.parse(text, mode="eval").body]
         case ast.BinOp(op=ast.BitOr()):
             parts = [node.left, node.right]
@@ -102,7 +105,7 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
 
 def _name(node: ast.expr, module: source.Module) -> str:
     """The name of a built-in type or one of ``typing``; empty if the module may redefine it."""
-    name = ast.unparse(node).removeprefix("typing.")
+    name = source.text_of(node).removeprefix("typing.")
     binding = module.bindings.get(name)
     known = not module.stars if binding is None else isinstance(binding, ast.ImportFrom) and binding.module == "typing"
     return {"List": "list", "Dict": "dict"}.get(name, name) if known else ""
@@ -152,41 +155,78 @@ class Parameters:
         return self.without(self.names[: min(self.positional, 1)])
 
 
-def ancestry(definition: source.Definition, below: Sequence[source.Definition] = ()) -> Ancestry:
-    """The class and its bases in method resolution order, and whether all of them are known.
-
-    What a function makes cannot be told.
-    """
-    node = definition.node
-    if not isinstance(node, ast.ClassDef):
-        return [definition], False
-    orders = list[list[source.Definition]]()
-    complete = not (node.decorator_list or node.keywords)
-    names = [name for name in map(source.base_name, node.bases) if not _adds_nothing(definition.module, name)]
-    for name in names:
-        parent = source.find(definition.module, name)
-        if parent is None or not isinstance(parent.node, ast.ClassDef) or parent in (*below, definition):
-            complete = False
-            continue
-        above, whole = ancestry(parent, (*below, definition))
-        complete = complete and whole
-        orders.append(above)
-    return [definition, *_merge_orders([*orders, [order[0] for order in orders]])], complete
-
-
 # The bases of a class, and whether all of them are known.
 Ancestry: TypeAlias = tuple[list[source.Definition], bool]
 
 
+@once
+def ancestry(definition: source.Definition) -> Ancestry:
+    """The class and its bases in method resolution order, and whether all of them are known.
+
+    What a function makes cannot be told.
+    """
+    # A class waits until all its bases are done. A chain of bases may be longer than Python's stack.
+    done: dict[ast.AST, Ancestry] = {}
+    waiting = [definition]
+    open_nodes = {definition.node}
+    while waiting:
+        current = waiting[-1]
+        parents, complete = _parents(current)
+        missing = next((base for base in parents if base.node not in done and base.node not in open_nodes), None)
+        if missing:
+            waiting.append(missing)
+            open_nodes.add(missing.node)
+            continue
+        # A base that is still open derives from this class itself, which Python refuses.
+        above = [done[base.node] for base in parents if base.node in done]
+        complete = complete and len(above) == len(parents) and all(whole for _, whole in above)
+        done[current.node] = [current, *_merge_bases([order for order, _ in above])], complete
+        open_nodes.remove(waiting.pop().node)
+    return done[definition.node]
+
+
+def _merge_bases(orders: list[list[source.Definition]]) -> list[source.Definition]:
+    """Merge the orders of the bases of a class, given in the order in which it names them."""
+    merged: list[list[source.Definition]] = []
+    known: set[ast.AST] = set()
+    for order in orders:
+        # The order of an earlier base has all that a class from which that base derives would add.
+        if order[0].node not in known:
+            merged.append(order)
+            known |= {each.node for each in order}
+    if len(merged) < 2:
+        return [each for order in merged for each in order]
+    return _merge_orders([*merged, [order[0] for order in orders]])
+
+
+@once
+def _parents(definition: source.Definition) -> Ancestry:
+    """The bases that a class names and whose source is known, and whether these are all."""
+    node = definition.node
+    if not isinstance(node, ast.ClassDef):
+        return [], False
+    names = [name for name in map(source.base_name, node.bases) if not _adds_nothing(definition.module, name)]
+    found = [source.find(definition.module, name) for name in names]
+    parents = [parent for parent in found if parent and isinstance(parent.node, ast.ClassDef)]
+    return parents, len(parents) == len(names) and not (node.decorator_list or node.keywords)
+
+
 def _merge_orders(orders: list[list[source.Definition]]) -> list[source.Definition]:
     """Merge the orders of several bases into one, as Python's method resolution does."""
-    linearization: list[source.Definition] = []
-    while orders := [order for order in orders if order]:
+    definitions = {each.node: each for order in orders for each in order}
+    # Nodes are compared by identity, which costs no call.
+    waiting = [[each.node for each in order] for order in orders]
+    linearization: list[ast.AST] = []
+    while len(waiting) > 1:
         # Where none can be first, Python refuses the class.
-        first = next((order[0] for order in orders if not any(order[0] in other[1:] for other in orders)), orders[0][0])
+        first = next(
+            (order[0] for order in waiting if not any(order[0] in other[1:] for other in waiting)), waiting[0][0]
+        )
         linearization.append(first)
-        orders = [[definition for definition in order if definition != first] for order in orders]
-    return linearization
+        others = [[node for node in order if node is not first] for order in waiting]
+        waiting = [order for order in others if order]
+    linearization += [node for order in waiting for node in order]
+    return [definitions[node] for node in linearization]
 
 
 def _adds_nothing(module: source.Module, name: str) -> bool:
@@ -203,14 +243,25 @@ def is_subclass(definition: source.Definition, base: str) -> bool | None:
     return derives or (False if complete else None)
 
 
+@once
 def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
     """The methods that the class itself defines."""
     return {node.name: node for node in definition.node.body if isinstance(node, source.FunctionNode)}
 
 
-def own_names(definition: source.Definition) -> set[str]:
+@once
+def own_names(definition: source.Definition) -> frozenset[str]:
     """The names that the class itself defines in any way."""
-    return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
+    return frozenset(_own_bindings(definition))
+
+
+@once
+def _own_bindings(definition: source.Definition) -> dict[str, ast.stmt]:
+    """What the class itself binds each name to at last; a ``pass`` where that depends on a condition."""
+    bindings: dict[str, ast.stmt] = {}
+    for statement, sometimes in source.top_level(definition.node.body):
+        bindings |= dict.fromkeys(source.bound_names(statement), ast.Pass() if sometimes else statement)
+    return bindings
 
 
 # The statement that binds a name in a class, and the class.
@@ -223,10 +274,11 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
     Where that depends on a condition, the statement is a ``pass``.
     """
     above, _ = ancestry(definition)
-    for cls in above[above.index(after) + 1 if after in above else 0 :]:
-        if bindings := [pair for pair in source.top_level(cls.node.body) if name in source.bound_names(pair[0])]:
-            statement, sometimes = bindings[-1]
-            return ast.Pass() if sometimes else statement, cls
+    nodes = [cls.node for cls in above]
+    start = nodes.index(after.node) + 1 if after and after.node in nodes else 0
+    for cls in above[start:]:
+        if statement := _own_bindings(cls).get(name):
+            return statement, cls
     return None
 
 
@@ -254,19 +306,29 @@ _MARKS = {"abstractmethod", "wraps", "override", "final", "hookimpl", "no_grad",
 
 def decoration(node: source.FunctionNode) -> str:
     """What decorators make of a function: ``""``, ``property``, ``staticmethod``, ``classmethod``, or ``?`` for anything else."""
-    names = [ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in node.decorator_list]
+    names = [decorator_name(decorator).rpartition(".")[2] for decorator in node.decorator_list]
     kinds = ["property" if name == "cached_property" else name for name in names if name not in _MARKS]
-    is_plain = bool(kinds) and "." not in ast.unparse(node.decorator_list[-1]).replace("functools.", "")
+    is_plain = bool(kinds) and "." not in decorator_name(node.decorator_list[-1]).removeprefix("functools.")
     if len(kinds) == 1 and kinds[0] in {"property", "staticmethod", "classmethod"} and is_plain:
         return kinds[0]
     return "?" if kinds else ""
 
 
+def decorator_name(decorator: ast.expr) -> str:
+    """Return the name of a decorator without its arguments, such as ``functools.wraps``; ``""`` if it has none."""
+    return source.dotted_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+
+
 @once
-def assigned_attributes(module: source.Module) -> frozenset[str]:
-    """The names of attributes that a module, or one that it imports relatively, assigns to whatever object."""
-    statements = (statement for neighbour in source.neighbours(module) for statement in neighbour.body)
-    nodes = (node for statement in statements for node in ast.walk(statement))
+def assigned_attributes(*modules: source.Module) -> frozenset[str]:
+    """The names of attributes that modules, or those that they import relatively, assign to whatever object."""
+    return frozenset().union(*map(_own_assigned_attributes, source.neighbours(*modules)))
+
+
+@once
+def _own_assigned_attributes(module: source.Module) -> frozenset[str]:
+    """The names of attributes that the file itself assigns to whatever object."""
+    nodes = (node for statement in module.body for node in ast.walk(statement))
     return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
 
 
@@ -278,7 +340,7 @@ def abstract_methods(definition: source.Definition) -> list[str]:
     last: dict[str, source.FunctionNode | None] = {}
     for cls in reversed(above):
         last |= methods(cls) | dict.fromkeys(own_names(cls) - methods(cls).keys())
-    marks = {name: map(ast.unparse, node.decorator_list) for name, node in last.items() if node}
+    marks = {name: map(decorator_name, node.decorator_list) for name, node in last.items() if node}
     return [name for name, texts in marks.items() if any("abstractmethod" in text for text in texts)]
 
 
@@ -287,9 +349,10 @@ def undefined_methods(definition: source.Definition, names: Sequence[str], base:
     above, complete = ancestry(definition)
     if not complete:
         return []
-    inherited = [up for cls in above if f"{cls.module.name}:{cls.name}" == base for up in ancestry(cls)[0]]
+    inherited = {up for cls in above if f"{cls.module.name}:{cls.name}" == base for up in ancestry(cls)[0]}
     own = [cls for cls in above if cls not in inherited]
-    text = "".join(cls.module.file.read_text(encoding="utf-8", errors="replace") for cls in own)
+    files = dict.fromkeys(cls.module.file for cls in own)
+    text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     if re.search(r"setattr|__getattr|__dict__|vars\(", text):
         return []
     missing = [name for name in names if not any(name in own_names(cls) for cls in own)]
@@ -353,17 +416,30 @@ _PERHAPS = (
 
 def supers(node: ast.AST, home: source.Definition) -> Iterator[ast.Attribute]:
     """Each ``super().m`` that is evaluated whenever a method of the class ``home`` runs, at least where its loops run."""
-    match node:
-        case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=arguments), ctx=ast.Load()):
-            own = not arguments or (len(arguments) == 2 and ast.unparse(arguments[0]) == home.name)
-            if own and "super" not in home.module.bindings:
-                yield node
-    for child in ast.iter_child_nodes(node):
-        swallowed = isinstance(child, ast.With) and "suppress" in ast.unparse(child)
-        if not isinstance(child, _PERHAPS) and not swallowed:
-            yield from supers(child, home)
-        if any(isinstance(below, ast.Return | ast.Raise | ast.Break | ast.Continue) for below in ast.walk(child)):
+    # None stands for the end of a statement behind which nothing is certain.
+    waiting: list[ast.AST | None] = [node]
+    while waiting and (current := waiting.pop()):
+        match current:
+            case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=arguments), ctx=ast.Load()):
+                own = not arguments or (len(arguments) == 2 and source.dotted_name(arguments[0]) == home.name)
+                if own and "super" not in home.module.bindings:
+                    yield current
+        if isinstance(current, _LEAVING):
+            waiting.append(None)
+        if current is node or not _may_be_left_out(current):
+            waiting += reversed(list(ast.iter_child_nodes(current)))
+        elif any(isinstance(below, _LEAVING) for below in ast.walk(current)):
             return
+
+
+_LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+
+def _may_be_left_out(node: ast.AST) -> bool:
+    """Whether parts of a node may not be evaluated, or an error in them may be swallowed."""
+    is_with = isinstance(node, ast.With | ast.AsyncWith)
+    suppresses = is_with and any(source.mentions(item, "suppress") for item in node.items)
+    return isinstance(node, _PERHAPS) or suppresses
 
 
 def calls_super(definition: source.Definition, method: str) -> bool:

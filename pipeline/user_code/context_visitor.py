@@ -321,12 +321,33 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         """Both branches may run, unless the condition is known."""
+        first = node
+        outer = self.sure
         known = self.visit(node.test)
+        # A chain of `elif` is nested as deeply as it has branches.
+        while not isinstance(known, Const) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
+            self.branch(node.body)
+            self.sure = False
+            node = node.orelse[0]
+            known = self.visit(node.test)
         if isinstance(known, Const):
             self.block(node.body if known.value else node.orelse)
         else:
             self.branch(node.body)
             self.branch(node.orelse)
+        if node is not first:
+            self.sure = outer
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """``a + b + c``, which is nested as deeply as it has terms."""
+        operations = [node]
+        while isinstance(node.left, ast.BinOp):
+            node = node.left
+            operations.append(node)
+        value = self.visit(node.left)
+        for operation in reversed(operations):
+            self.escape(operation, value, self.visit(operation.right))
+            value = None
 
     def visit_BoolOp(self, node: ast.BoolOp | ast.IfExp) -> None:
         """``a and b``, ``a if b else c``: only the first part certainly runs."""
@@ -351,8 +372,9 @@ class ContextVisitor(ast.NodeVisitor):
         before, rounds = self.sure, self.rounds(node.iter)
         certain = before and bool(rounds) and not any(map(_leaves, node.body))
         if not rounds:
-            head, value = ast.unparse(node).splitlines()[0], self.visit(node.iter)
-            is_some = " in range(" in head and "epoch" in head
+            value = self.visit(node.iter)
+            is_range = isinstance(node.iter, ast.Call) and source.dotted_name(node.iter.func) == "range"
+            is_some = is_range and any("epoch" in word for word in source.words([node.target, node.iter]))
             self.sure = before and (is_some or (isinstance(value, Rounds) and not value.counted))
         counting, self.counting = self.counting, self.counting or self.is_counted(node.iter)
         for element in rounds or [ast.Constant(...)] * 2:
@@ -364,7 +386,7 @@ class ContextVisitor(ast.NodeVisitor):
 
     def is_counted(self, node: ast.expr) -> bool:
         """Whether a loop goes over a ``range`` whose ends are written out, or stand in the config."""
-        ends = node.args if isinstance(node, ast.Call) and ast.unparse(node.func) == "range" else []
+        ends = node.args if isinstance(node, ast.Call) and source.dotted_name(node.func) == "range" else []
         return bool(ends) and all(isinstance(self.visit(end), Const | Ref) for end in ends)
 
     def rounds(self, node: ast.expr) -> Sequence[ast.expr]:
@@ -418,7 +440,7 @@ class ContextVisitor(ast.NodeVisitor):
         calls = [item.context_expr for item in node.items]
         self.escape(node, *map(self.visit, calls))
         self.bind(ast.Tuple([item.optional_vars for item in node.items if item.optional_vars]), None)
-        names = {ast.unparse(call).partition("(")[0].rpartition(".")[2] for call in calls}
+        names = {classes.decorator_name(call).rpartition(".")[2] for call in calls}
         (self.block if names <= _TRANSPARENT else self.branch)(node.body)
 
     def visit_match_case(self, node: ast.match_case) -> None:
@@ -490,7 +512,7 @@ class ContextVisitor(ast.NodeVisitor):
             case Ref(()) if node.attr in _STEERING:
                 return None
             case None if isinstance(node.value, ast.Name | ast.Attribute):
-                return self.module_value(ast.unparse(node), node)
+                return self.module_value(source.dotted_name(node), node)
         self.escape(node, owner)
         return None
 
@@ -534,7 +556,7 @@ class ContextVisitor(ast.NodeVisitor):
                 return rounds
             case ast.Name("next"), [Rounds(counted=False), *_] if self.counting:
                 self.flow.inexact[self.location(node)] = None
-        if ast.unparse(function) not in _HARMLESS:
+        if source.dotted_name(function) not in _HARMLESS:
             self.escape(node, callee, *arguments.all())
         return None
 
@@ -721,8 +743,9 @@ def _text(value: Value) -> str | None:
 
 def _written_out(node: ast.expr, function: ast.AST) -> ast.expr:
     """An expression; for a name that is used just for this, what it holds."""
-    text = ast.unparse(node)
-    names = [name for name in ast.walk(function) if isinstance(name, ast.Name) and name.id == text]
+    if not isinstance(node, ast.Name):
+        return node
+    names = [name for name in ast.walk(function) if isinstance(name, ast.Name) and name.id == node.id]
     for statement in ast.walk(function) if len(names) == 2 else ():
         if isinstance(statement, ast.Assign) and statement.targets == names[:1]:
             return statement.value
@@ -742,7 +765,7 @@ def _pairs(node: ast.expr) -> Sequence[tuple[ast.expr | None, ast.expr]] | None:
 
 
 def _is_super(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+    return isinstance(node.value, ast.Call) and source.dotted_name(node.value.func) == "super"
 
 
 def _leaves(statement: ast.stmt) -> bool:

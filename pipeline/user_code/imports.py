@@ -142,7 +142,7 @@ class _Trial:
             unless: what may stand there.
             anywhere: whether another file of the workspace counts, which may have been run before.
         """
-        files = {near.file for module in self.modules.values() if module for near in source.neighbours(module)}
+        files = {near.file for near in source.neighbours(*filter(None, self.modules.values()))}
         files |= set(_python_files(self.root)) if self.root and anywhere else set()
         if not (unless and any(unless.search(_text(file)) for file in files)):
             self.findings.append(message)

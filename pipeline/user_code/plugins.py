@@ -64,7 +64,7 @@ def faults_of_source(definition: source.Definition, *, several: bool = False) ->
     methods = {name: node for cls in reversed(above) for name, node in classes.methods(cls).items()}
     candidates: list[_Method] = []
     for name, node in methods.items():
-        marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
+        marked = any("hookimpl" in classes.decorator_name(mark) for mark in node.decorator_list)
         if node.decorator_list and not marked:
             # Another decorator may mark it: that shows when it is loaded.
             complete = False

@@ -191,11 +191,14 @@ def _parse(name: str, file: Path, _modified: int) -> Module:
 
 def top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
     """The statements outside of classes and functions, each with whether it is in a block that may not run."""
-    for node in body:
+    # No function calls itself here or below: an `elif` chain is nested as deeply as it has branches.
+    waiting = [(node, sometimes) for node in reversed(body)]
+    while waiting:
+        node, is_conditional = waiting.pop()
         if isinstance(node, ast.stmt):
-            yield node, sometimes
+            yield node, is_conditional
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
-            yield from top_level(list(ast.iter_child_nodes(node)), sometimes=True)
+            waiting += [(child, True) for child in reversed(list(ast.iter_child_nodes(node)))]
 
 
 def bound_names(statement: ast.stmt) -> Iterator[str]:
@@ -246,7 +249,29 @@ def outer_class(module: Module, name: str) -> str | None:
 
 def base_name(base: ast.expr) -> str:
     """The name of a base class as written, without its type arguments."""
-    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+    return text_of(base.value if isinstance(base, ast.Subscript) else base)
+
+
+def dotted_name(node: ast.AST) -> str:
+    """Return ``torch.nn.Module`` for a name or the attributes of a name; ``""`` for anything else."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
+
+
+def text_of(node: ast.AST) -> str:
+    """Return the source of a node, for messages; ``…`` if it is nested too deeply for ``ast.unparse``."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "…"
+
+
+def mentions(node: ast.AST, name: str) -> bool:
+    """Return whether a node, or one below it, is a name or an attribute that is spelt like this."""
+    return any(name in (getattr(part, "id", None), getattr(part, "attr", None)) for part in ast.walk(node))
 
 
 def names(module: Module) -> list[str]:
@@ -368,10 +393,14 @@ def words(body: Iterable[ast.AST]) -> Iterator[str]:
 
 def own_nodes(node: ast.AST, beyond: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
     """The nodes below a node, without those of definitions within it, and of some other kinds."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *beyond)):
-            yield child
-            yield from own_nodes(child, beyond)
+    left_out = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *beyond)
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current is not node:
+            yield current
+        below = [child for child in ast.iter_child_nodes(current) if not isinstance(child, left_out)]
+        waiting += reversed(below)
 
 
 @once
@@ -396,16 +425,27 @@ def package(name: str) -> str:
     return ".".join(name.split(".")[:depth])
 
 
-def neighbours(module: Module) -> Iterator[Module]:
-    """The module and the files from which it imports relatively, as a script does those beside it; and theirs."""
-    waiting = [module]
+def neighbours(*modules: Module) -> Iterator[Module]:
+    """Modules and the files from which they import relatively, as a script does those beside it; and theirs; each once."""
+    found = {module.file: module for module in modules}
+    waiting = list(found.values())
     for current in waiting:  # which grows
         yield current
-        for statement in current.bindings.values():
-            home = current.absolute(statement) if isinstance(statement, ast.ImportFrom) else ""
-            beside = current.file.with_name(f"{home.partition('.')[0]}.py")
-            if isinstance(statement, ast.ImportFrom) and (statement.level or beside.is_file()):
-                for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
-                    neighbour = quiet_read(name)
-                    if neighbour and neighbour.file not in [known.file for known in waiting]:
-                        waiting.append(neighbour)
+        for neighbour in _imported_files(current):
+            if neighbour.file not in found:
+                found[neighbour.file] = neighbour
+                waiting.append(neighbour)
+
+
+@once
+def _imported_files(module: Module) -> list[Module]:
+    """The files from which a module imports relatively, or that are beside it."""
+    files: list[Module] = []
+    imports = [statement for statement in module.bindings.values() if isinstance(statement, ast.ImportFrom)]
+    for statement in dict.fromkeys(imports):
+        home = module.absolute(statement)
+        beside = module.file.with_name(f"{home.partition('.')[0]}.py")
+        if statement.level or beside.is_file():
+            names = [home, *(f"{home}.{alias.name}" for alias in statement.names)]
+            files += filter(None, map(quiet_read, names))
+    return files

@@ -65,8 +65,8 @@ def uncalled_faults(
     methods = {name: (cls, node) for cls in reversed(own) for name, node in classes.methods(cls).items()}
     bodies = {name: set(_mentions(methods[name][1], ())) for name in remedies if name in methods}
     callers = (*modules, *(cls.module for cls in own)) if bodies else ()
-    files = {near.file: near for module in callers for near in source.neighbours(module)}
-    mentioned = {name for file in files.values() for node in file.body for name in _mentions(node, remedies)}
+    files = source.neighbours(*callers)
+    mentioned = {name for file in files for node in file.body for name in _mentions(node, remedies)}
     # What only an uncalled method calls is called by nobody either.
     while more := {name for method in mentioned & set(bodies) for name in bodies[method]} - mentioned:
         mentioned |= more
@@ -89,12 +89,14 @@ _ANY = "*"
 
 def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
     """The attribute names that code uses, except within functions of some names."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in apart:
-            return
-        case ast.Attribute(attr=name):
-            yield name
-        case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="self"), key, *_]):
-            yield str(key.value) if isinstance(key, ast.Constant) else _ANY
-    for child in ast.iter_child_nodes(node):
-        yield from _mentions(child, apart)
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        match current:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in apart:
+                continue
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="self"), key, *_]):
+                yield str(key.value) if isinstance(key, ast.Constant) else _ANY
+        waiting += ast.iter_child_nodes(current)

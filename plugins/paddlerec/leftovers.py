@@ -32,7 +32,7 @@ def _paddle_uses(definition: source.Definition) -> Iterator[str]:
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="envs" as root), attr="get_global_env")):
                     arguments = [*node.args, *(keyword.value for keyword in node.keywords)][:2]
-                    call = f"context['config'].get({', '.join(map(ast.unparse, arguments))})"
+                    call = f"context['config'].get({', '.join(map(source.text_of, arguments))})"
                     what = f"calls envs.get_global_env, which is PaddleRec's; write {call}"
                 case ast.Name(id="fluid" | "paddle" as root):
                     what = f"uses {root}, and paddle is not used here; write it with torch, or take the line out"
@@ -47,5 +47,5 @@ def _is_missing(name: str, module: source.Module) -> bool:
     binding = module.bindings.get(name)
     if binding is None:
         return module.complete and not module.stars
-    imported = re.match(r"(?:from|import) (paddle\w*)", ast.unparse(binding))
+    imported = re.match(r"(?:from|import) (paddle\w*)", source.text_of(binding))
     return imported is not None and source.find_spec(imported[1]) is None

@@ -97,7 +97,7 @@ def _calls_of(plugin: Plugin) -> Iterator[tuple[str, Call]]:
         for name, node in classes.methods(cls).items()
     }
     for hook, (node, home) in homes.items():
-        marks = [mark for mark in node.decorator_list if "hookimpl" in ast.unparse(mark)]
+        marks = [mark for mark in node.decorator_list if "hookimpl" in classes.decorator_name(mark)]
         if hook in HOOKS and marks:
             mark = _mark(marks[0])
             place = f"{home.module.file.name}:{node.lineno}"
