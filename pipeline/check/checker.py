@@ -22,6 +22,7 @@ from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
 from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
 from pipeline.user_code import class_path, classes, source, uncalled
+from pipeline.user_code.constructors import constructor_fault
 from pipeline.user_code.context_flow import Flow
 from pipeline.user_code.plugins import HOOKS, Plugin, configured_plugins, offered, plugin_faults
 from pipeline.user_code.source import file_cache
@@ -129,6 +130,8 @@ def _check_plugins(inspection: Inspection, *, several: bool) -> list[tuple[Plugi
         if isinstance(plugin.target, class_path.ClassPath):
             inspection.remember(plugin.target)
         definition = definition_of(plugin)
+        if definition and (message := constructor_fault(definition, tuple(HOOKS))):
+            inspection.faults.append(plugin.origin.fault("plugins", f"plugin '{plugin.name}': {message}"))
         flows.append((plugin, flow_of_plugin(definition, HOOKS, plugin.args) if definition else None))
     return flows
 

@@ -15,6 +15,7 @@ from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.classes import describe_value
+from pipeline.user_code.constructors import CALLED, constructor_fault
 
 
 class Inspection:
@@ -164,6 +165,8 @@ class Setting:
             module: where a bare name is looked up.
         """
         text, inspection = self.node.value if self.node else None, self.inspection
+        if isinstance(text, type) and (given := source.class_definition(text)):
+            self._check_constructor(given, name)
         if not isinstance(text, str):  # a class given from Python is left to the trainer
             if self.node and module and not callable(text):  # elsewhere the schema says so
                 self.fault(f"is {self.value!r}; write the name of a class in {module}, or a class path")
@@ -181,7 +184,14 @@ class Setting:
         wrong = _wrong_class(text, definition, base) if definition and base else None
         for message in [*messages, *([wrong] if wrong else [])]:
             self.fault(message)
+        if definition and not wrong:
+            self._check_constructor(definition, name)
         return None if wrong else definition
+
+    def _check_constructor(self, definition: source.Definition, name: str) -> None:
+        """Add a fault for a constructor that does not call the one above it; ``name``: what the class is for."""
+        if message := constructor_fault(definition, CALLED.get(name, ())):
+            self.fault(message)
 
     def references(self, section: str) -> list[str]:
         """The names in it, one or a list, of items of a section that exist; the others become faults."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.dataset import check_dataset
-from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
+from pipeline.check.inspection import Inspection, Setting, kind, names_in
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
 from pipeline.check.stage import call_faults
 from pipeline.config.schema import MODEL_LOSS, TARGETS, UpdaterSettings, has_effect
@@ -45,6 +45,8 @@ def check_model(runner: Setting, phase: Setting) -> None:
         _check_loss(phase, definition)
         if classes.is_subclass(definition, BRAIN):
             _check_brain(runner, model, definition)
+    elif phase["loss"].value != MODEL_LOSS:
+        phase["loss"].find_class("Loss")
 
 
 def _check_module(name: str, module: Setting) -> None:
@@ -158,20 +160,10 @@ def _takes_target(definition: source.Definition) -> bool:
 
 
 def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
-    """Check that a Brain defines what it computes, and that its constructor calls ``super().__init__``."""
+    """Check that a Brain defines what it computes."""
     undefined = classes.undefined_methods(definition, (*_COMPUTING, *_STEPPING), BRAIN)
     if set(_STEPPING) <= set(undefined):
         refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in undefined])
-    ancestry, complete = classes.ancestry(definition)
-    for base in ancestry if complete else ():
-        constructor = classes.methods(base).get("__init__")
-        if f"{base.module.name}:{base.name}" == BRAIN:
-            return
-        if constructor and not source.mentions(base.node, "super"):
-            if not source.mentions(base.node, "__init__"):
-                remedy = "call it first, with the modules: super().__init__({'net': net})"
-                model.fault(f"{place_of(base, '__init__', constructor)} does not call super().__init__(); {remedy}")
-            return
 
 
 def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, methods: list[str]) -> None:

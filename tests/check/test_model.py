@@ -32,7 +32,7 @@ class Points: ...
 def make(width): ...
 
 class Head(torch.nn.Module):
-    def __init__(self, width: int): ...
+    def __init__(self, width: int): super().__init__()
 
 class Model(Brain):
     def compute_forward(self, batch, stage): ...
@@ -48,7 +48,7 @@ class Any(Model):
     def __init__(self, **others): super().__init__()
 
 class Plain(torch.nn.Module):
-    def __init__(self, modules): ...
+    def __init__(self, modules): super().__init__()
 
 class Forgetful(Model):
     def __init__(self, modules): self.depth = 1

@@ -12,7 +12,7 @@ OWN = """\
 from pipeline import UpdaterBase
 
 class Updater(UpdaterBase):
-    def __init__(self, brain, loader, rate: float = 0.5, *, steps: int): ...
+    def __init__(self, brain, loader, rate: float = 0.5, *, steps: int): super().__init__()
     def update(self, batch): ...
 
 class Simple(UpdaterBase):
