@@ -40,6 +40,9 @@ def positional_parameters(definition: source.Definition) -> dict[str, str]:
 def check_arguments(definition: source.Definition, arguments: Setting) -> None:
     """Check the keyword arguments of a stage's constructor."""
     parameters = positional_parameters(definition)
+    if misnamed_parameter(definition):
+        # That is reported with the constructor.
+        return
     for name, argument in parameters.items():
         if name != argument and arguments[name].node:
             remedy = f"write `def __init__(self, {', '.join(parameters.values())}, {name}, …)`"
@@ -67,13 +70,44 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
             yield from call_faults(method, place_of(owner, name, method), arguments)
 
 
+def misnamed_parameter(definition: source.Definition) -> ast.arg | None:
+    """The parameter of a stage's constructor that is given the context, or another argument, and expects something else."""
+    constructor, home = classes.member(definition, "__init__") or (None, definition)
+    if not isinstance(constructor, source.FunctionNode) or constructor.decorator_list or source.is_ours(home.module):
+        return None
+    positional = [*constructor.args.posonlyargs, *constructor.args.args][1:]
+    defaults = classes.defaults(constructor.args)
+    others = {parameter.arg for parameter in (*positional, *constructor.args.kwonlyargs)}
+    # What goes on to the constructor of the base may have any name.
+    calls = [node for node in ast.walk(constructor) if isinstance(node, ast.Call) and source.mentions(node, "__init__")]
+    passed_on = {part.id for call in calls for part in call.args if isinstance(part, ast.Name)}
+    for parameter, argument in zip(positional, positional_arguments(definition), strict=False):
+        is_named_alike = argument in parameter.arg.lower() or parameter.arg.lower() in _SHORT_NAMES
+        if is_named_alike or parameter.arg in passed_on:
+            continue
+        is_plain = classes.annotation(parameter, defaults.get(parameter.arg), home.module) is not None
+        if is_plain or parameter.arg in defaults or argument in others:
+            return parameter
+    return None
+
+
+# How else a constructor may call the context, or the config of an experiment.
+_SHORT_NAMES = ("ctx", "cfg", "conf")
+
+
 def _constructor(definition: source.Definition) -> Iterator[str]:
     """Check that the constructor takes its positional arguments."""
     node, base = classes.member(definition, "__init__") or (None, definition)
     arguments = positional_arguments(definition)
-    if not isinstance(node, source.FunctionNode) or node.decorator_list or node.args.vararg:
+    if not isinstance(node, source.FunctionNode) or node.decorator_list:
         return
-    if classes.count_positional(node.args) <= len(arguments):
+    if wrong := misnamed_parameter(definition):
+        positional = [*node.args.posonlyargs, *node.args.args][1:]
+        argument = dict(zip([each.arg for each in positional], arguments, strict=False))[wrong.arg]
+        others = [each.arg for each in (*positional, *node.args.kwonlyargs) if each.arg not in arguments]
+        remedy = f"write `def __init__(self, {', '.join([*arguments, *others])}, …)`"
+        yield f"{place_of(base, '__init__', node)} gets the {argument} as its parameter '{wrong.arg}'; {remedy}"
+    elif not node.args.vararg and classes.count_positional(node.args) <= len(arguments):
         takes = f"takes ({source.text_of(node.args)}), and is called with {' and '.join(arguments)}"
         yield f"{place_of(base, '__init__', node)} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
 
