@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -45,7 +46,9 @@ def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, s
     parameters = classes.parameters(definition) if definition else None
     # The first are the parameters to optimize, which the network stage gives.
     free = parameters.without_first() if parameters else None
-    _check_options(settings, free, definition.name if definition else "")
+    _check_options(settings, free, definition.name if definition else "", _OURS)
+    if holder is not settings:
+        _check_misplaced(settings)
     if definition and stepped and (argument := _step_needs(definition)):
         remedy = "write an updater or a Runner of your own, or name another optimizer"
         path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
@@ -63,22 +66,31 @@ def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, s
 _OURS = ("class", "groups", "remove_vector_weight_decay", "lazy_mode")
 
 
-def _check_options(settings: Setting, parameters: Parameters | None, name: str) -> None:
-    """The options of an optimizer, or of one of its groups."""
+def _check_misplaced(settings: Setting) -> None:
+    """Report keys of ``optim_conf`` that are arguments of the OptimScheduler."""
+    for key in ("groups", "remove_vector_weight_decay", "lazy_mode"):
+        if settings[key].node:
+            what = f"'{key}' is an argument of the OptimScheduler, not of the optimizer"
+            settings[key].fault(f"{what}; write it beside optim_conf, in args", of_key=True)
+    if settings["class"].node:
+        settings["class"].fault("optim_type names the class of the optimizer; remove it", of_key=True)
+
+
+def _check_options(settings: Setting, parameters: Parameters | None, name: str, ours: Sequence[str]) -> None:
+    """The options of an optimizer, or of one of its groups; ``ours``: the keys that are none."""
     if settings["learning_rate"].node and settings["lr"].node:
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
     if parameters and "lr" in parameters.names:
         parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
-    is_group = settings["params"].node is not None
-    ours = ["params"] if is_group else [*_OURS]
+    read = list(ours)
     for key, option in settings.entries():
         taken = parameters is None or key in parameters.names
-        if not taken and (remedy := foreign_remedy(key, ours)):
+        if not taken and (remedy := foreign_remedy(key, read)):
             option.fault(f"unknown key{remedy}", of_key=True)
-            ours.append(key)
-    entries = ((key, option.node) for key, option in settings.entries() if key not in ours)
+            read.append(key)
+    entries = ((key, option.node) for key, option in settings.entries() if key not in read)
     options = {"lr" if key == "learning_rate" else key: node for key, node in entries}
-    if settings["fused"].value == "auto" and not is_group:
+    if settings["fused"].value == "auto" and "params" not in ours:
         del options["fused"]
     settings.with_keys(options).check_arguments(parameters, name)
 
@@ -96,7 +108,7 @@ def _check_groups(holder: Setting, parameters: Parameters | None, name: str) -> 
         if not listed or not all(isinstance(pattern, str) for pattern in listed):
             group["params"].fault(f"is {describe_value(patterns)}; write names of parameters or patterns: {example}")
         if parameters:
-            _check_options(group, replace(parameters, required=()), name)
+            _check_options(group, replace(parameters, required=()), name, ("params",))
         _check_rate(group, multiples=True)
     for switch in (spares, holder["lazy_mode"]):
         if switch.value not in (None, True, False):
@@ -160,10 +172,7 @@ def check_optim_scheduler(
     if not definition or not arguments.is_mapping:
         return
     arguments.check_arguments(_scheduler_parameters(definition), definition.name)
-    optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
-    if optimizer.node and settings.is_mapping:
-        applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)
-        check_optimizer(settings, optimizer, arguments, stepped=stepped and not applies)
+    _check_optimizer_of(arguments, definition, stepped=stepped)
     loss = arguments["optim_loss"]
     name = "loss" if loss.value is None else loss.value
     if losses is not None and isinstance(name, str) and name not in losses:
@@ -183,8 +192,20 @@ def check_optim_scheduler(
             # The run says how long the training is, where this does not.
             required = tuple(name for name in parameters.required if name != "T_max")
             parameters = replace(parameters, required=required)
+            if arguments["args"].value is not None:
+                arguments["args"].check_mapping()
             arguments["args"].or_empty(arguments.origin).check_arguments(parameters.without_first(), schedule.name)
         _check_length(arguments, runner, batches)
+
+
+def _check_optimizer_of(arguments: Setting, definition: source.Definition, *, stepped: bool) -> None:
+    """Check ``optim_type`` and ``optim_conf`` of an OptimScheduler."""
+    optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
+    if settings.node and not settings.is_mapping and "${" not in str(settings.value):
+        settings.fault(f"is {describe_value(settings.value)}; write a mapping, for example {{lr: 0.001}}")
+    if optimizer.node and settings.is_mapping:
+        applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)
+        check_optimizer(settings, optimizer, arguments, stepped=stepped and not applies)
 
 
 def _check_length(arguments: Setting, runner: Setting, batches: int | None) -> None:

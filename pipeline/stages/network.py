@@ -252,8 +252,6 @@ class Network(NetworkBase):
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
         settings, address = dict(context["hyper_parameters"]["optimizer"]), "hyper_parameters.optimizer"
         kind = load_optimizer(settings.pop("class"), f"{address}.class", context["config"])
-        if "learning_rate" in settings:
-            settings["lr"] = settings.pop("learning_rate")
         keys = ("groups", "remove_vector_weight_decay", "lazy_mode")
         arguments = {key: settings.pop(key) for key in keys if key in settings}
         groups, lazily = arguments.get("groups", ()), arguments.get("lazy_mode", False)

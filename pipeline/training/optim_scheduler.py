@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -196,7 +197,7 @@ class OptimScheduler(ABC):
     Args:
         optim_type: the name of a class of torch.optim, the class path of another, a class itself, or a function that
             makes an optimizer of the parameters.
-        optim_conf: its keyword arguments; ``lr`` is the base rate.
+        optim_conf: its keyword arguments; ``lr`` is the base rate, and ``learning_rate`` another name for it.
         model: whose trainable parameters are optimized.
         distributed: for SpeeChain's callers; whether processes share the work is the run's to know.
         optim_loss: the name of the loss that it descends; None is ``loss``.
@@ -658,7 +659,7 @@ def _built(optim_type: Maker, parameters: list[Any], optim_conf: Mapping[str, An
         ConfigError: it makes no optimizer, or one that has not the options of the groups.
     """
     options = {option for group in parameters if isinstance(group, dict) for option in group.keys() - {"params"}}
-    optimizer = maker_of(optim_type)(parameters, **optim_conf)
+    optimizer = _made(maker_of(optim_type), parameters, optim_conf)
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
     if wrong := sorted(options - optimizer.defaults.keys()):
@@ -668,6 +669,31 @@ def _built(optim_type: Maker, parameters: list[Any], optim_conf: Mapping[str, An
         if (multiple := multiple_of(group["lr"])) is not None:
             group["lr"] = optimizer.defaults["lr"] * multiple
     return optimizer
+
+
+def _made(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[str, Any]) -> Any:
+    """Call the class or function of an optimizer.
+
+    Raises:
+        ConfigError: it does not take ``optim_conf``, or one of torch's refuses a value.
+    """
+    # A functools.partial has no name.
+    name = getattr(maker, "__name__", repr(maker))
+    if "lr" in optim_conf and "learning_rate" in optim_conf:
+        raise ConfigError("optim_conf: 'lr' means the same as 'learning_rate', which is set too; keep one")
+    options = {"lr" if key == "learning_rate" else key: value for key, value in optim_conf.items()}
+    try:
+        inspect.signature(maker).bind(parameters, **options)
+    except TypeError as error:
+        known = list(inspect.signature(maker).parameters)[1:]
+        raise ConfigError(f"optim_conf: {name}: {error}; it takes {', '.join(known)}") from error
+    try:
+        return maker(parameters, **options)
+    except (TypeError, ValueError, LookupError) as error:
+        if not str(getattr(maker, "__module__", "")).startswith("torch."):
+            raise
+        what = ", ".join(f"{key}: {value}" for key, value in options.items())
+        raise ConfigError(f"optim_conf: {name} refuses {{{what}}}: {error}; change the value") from error
 
 
 def optimize(

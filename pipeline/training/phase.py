@@ -74,13 +74,18 @@ def phase_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
-    """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``."""
+    """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``, like ``optim_conf``."""
     try:
         yield
     except ConfigError as error:
         inside, _, message = str(error).partition(": ")
-        is_group = inside.startswith("groups.")
-        address, message = (f"{address}{arguments}.{inside}", message) if is_group else (address, str(error))
+        if inside.startswith("groups."):
+            address = f"{address}{arguments}.{inside}"
+        elif inside == "optim_conf":
+            # The keys of hyper_parameters.optimizer are those of the optimizer.
+            address = f"{address}{arguments}.{inside}" if arguments else address
+        else:
+            message = str(error)
         raise ConfigError(f"{config.origin(address)}: {address}: {message}") from error
 
 

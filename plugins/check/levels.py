@@ -317,7 +317,9 @@ class Build:
         try:
             build = self.problems.attempt(f"phase.{phase.name}.model", make, excuse=preparing)
             if build and runner.kind == "train":
-                self.problems.attempt("hyper_parameters.optimizer", build.build_optimizers, excuse=preparing)
+                address = f"phase.{phase.name}.optim_schedulers"
+                address = address if build.owner.optim_schedulers else "hyper_parameters.optimizer"
+                self.problems.attempt(address, build.build_optimizers, excuse=preparing)
             if build:
                 self.problems.attempt(f"phase.{phase.name}.model", build.call_stage_hooks, excuse=preparing)
         except CannotTellError as error:
