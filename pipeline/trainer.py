@@ -23,8 +23,7 @@ from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.user_code import source
-from pipeline.user_code.uncalled import TRAINER, TRAINER_REMEDIES, uncalled_faults
+from pipeline.user_code.uncalled import TRAINER_REMEDIES, uncalled_faults_of_class
 
 
 class GeneralTrainer:
@@ -62,7 +61,7 @@ class GeneralTrainer:
         tags: Sequence[str] = (),
         note: str | None = None,
     ) -> None:
-        if faults := uncalled_faults(source.class_definition(type(self)), TRAINER, TRAINER_REMEDIES):
+        if faults := uncalled_faults_of_class(type(self), GeneralTrainer, TRAINER_REMEDIES):
             raise ConfigError("\n".join(faults))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer

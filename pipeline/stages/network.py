@@ -29,6 +29,7 @@ from pipeline.training.updater import OwnLossBrain, StandardUpdater, Updater, Up
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
+from pipeline.user_code.uncalled import BRAIN_REMEDIES, UPDATER_REMEDIES, uncalled_faults_of_class
 
 _T = TypeVar("_T")
 
@@ -128,6 +129,10 @@ class Network(NetworkBase):
         """What ``context["model"]`` holds for one item of ``phase:``; the model is in training mode."""
         model = self.build_model(phase, context)
         brain = self.build_brain(model, phase, context)
+        default_runner = RunnerSchema.model_fields["runner_class_path"].default
+        # An updater or a runner stage of the user may call what the default ones do not.
+        if phase.updater is None and runner.runner_class_path == default_runner:
+            refuse_uncalled(type(brain), Brain, BRAIN_REMEDIES, f"phase.{phase.name}.model", context)
         if phase.count_samples is not None:
             address = f"phase.{phase.name}.count_samples"
             config = context["config"]
@@ -278,6 +283,8 @@ class Network(NetworkBase):
         ours["dataloader"] = loader
         if len(optim_schedulers) == 1:
             ours["optimizer"] = next(iter(optim_schedulers.values())).optimizer
+        if issubclass(cls, StandardUpdater):
+            refuse_uncalled(cls, StandardUpdater, UPDATER_REMEDIES, f"{address}.class_path", context)
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         updater = make(cls, arguments, address, "updater.args", UpdaterBase)
@@ -298,6 +305,16 @@ def refuse_trainable_loss(loss: object, model: nn.Module, address: str) -> None:
         why = "a loss is neither trained nor saved"
         remedy = f"make it a part of the model and write `loss: {MODEL_LOSS}`, or freeze it: requires_grad_(False)"
         raise ConfigError(f"{what}, and {why}; {remedy}")
+
+
+def refuse_uncalled(cls: type, base: type, remedies: Mapping[str, str], address: str, context: Context) -> None:
+    """Raise for methods that nobody calls, where ``check`` could not read from which class a class derives.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if faults := uncalled_faults_of_class(cls, base, remedies):
+        raise ConfigError("\n".join(f"{context['config'].origin(address)}: {address}: {fault}" for fault in faults))
 
 
 def refuse_two_optimizers(brain: Brain, phase: PhaseSchema, context: Context) -> None:

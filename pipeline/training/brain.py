@@ -67,9 +67,9 @@ from pipeline.training.optim_scheduler import (
 from pipeline.training.run_options import NOT_TAKEN, RunOptions, compile_modules
 from pipeline.training.schedules import Constant
 from pipeline.training.unregistered import require_registered
-from pipeline.user_code import class_path, source
+from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import hook_or_none
-from pipeline.user_code.uncalled import BRAIN, BRAIN_REMEDIES, uncalled_faults
+from pipeline.user_code.uncalled import BRAIN_REMEDIES, uncalled_faults_of_class
 
 
 class Stage(Enum):
@@ -990,7 +990,7 @@ class Brain:
     def _refuse_faults(self) -> None:
         """Raise for layers that nobody trains, and for methods that nobody calls; with a config, ``check`` reports them."""
         require_registered(self.modules.values(), owner=self)
-        faults = [] if self._in_run else uncalled_faults(source.class_definition(type(self)), BRAIN, BRAIN_REMEDIES)
+        faults = [] if self._in_run else uncalled_faults_of_class(type(self), Brain, BRAIN_REMEDIES)
         if faults:
             raise ConfigError("\n".join(faults))
 

@@ -16,6 +16,7 @@ from functools import lru_cache, wraps
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 _P = ParamSpec("_P")
@@ -325,7 +326,15 @@ def class_definition(cls: type) -> Definition | None:
         file = Path(inspect.getfile(cls))
         module = _parse(cls.__module__, file, file.stat().st_mtime_ns)
         node = module.bindings.get(cls.__qualname__)
-        return Definition(node, module) if isinstance(node, ast.ClassDef) else None
+        if isinstance(node, ast.ClassDef):
+            return Definition(node, module)
+        # Of several under a condition, it is the one in whose lines its methods are.
+        lines = [value.__code__.co_firstlineno for value in vars(cls).values() if isinstance(value, FunctionType)]
+        for statement, _ in top_level(module.body):
+            if isinstance(statement, ast.ClassDef) and statement.name == cls.__qualname__ and lines:
+                last = statement.end_lineno or statement.lineno
+                if all(statement.lineno <= line <= last for line in lines):
+                    return Definition(statement, module)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipeline.context import STAGES
 from pipeline.user_code import classes, source
@@ -61,6 +61,26 @@ def uncalled_faults(
     above = classes.ancestry(definition)[0] if definition else []
     order = [f"{cls.module.name}:{cls.name}" for cls in above]
     below = above[: order.index(base)] if base in order else []
+    return _faults_of(below, base, remedies, modules)
+
+
+def uncalled_faults_of_class(cls: type, base: type, remedies: Mapping[str, str]) -> list[str]:
+    """The same for a class that is loaded, whose bases are known even if its source names them under a condition.
+
+    Args:
+        cls: the class.
+        base: what it derives from.
+        remedies: method -> what to do instead.
+    """
+    below = cls.__mro__[: cls.__mro__.index(base)]
+    definitions = [definition for each in below if (definition := source.class_definition(each))]
+    return _faults_of(definitions, f"{base.__module__}:{base.__qualname__}", remedies, ())
+
+
+def _faults_of(
+    below: Sequence[source.Definition], base: str, remedies: Mapping[str, str], modules: Iterable[source.Module]
+) -> list[str]:
+    """The messages for a class and its bases up to ``base``, in the order in which Python looks for a method."""
     own = [cls for cls in below if not cls.module.name.startswith("torch.")]
     methods = {name: (cls, node) for cls in reversed(own) for name, node in classes.methods(cls).items()}
     bodies = {name: set(_mentions(methods[name][1], ())) for name in remedies if name in methods}

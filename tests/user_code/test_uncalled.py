@@ -27,7 +27,7 @@ class Model(Brain):
 """
 VALID = "    def _fit_valid(self, valid_set, epoch, enable): ...\n"
 TRAIN = "    def _fit_train(self, train_set, epoch, enable): self._fit_valid(train_set, epoch, enable)\n"
-UPDATER = "class Updater(UpdaterBase):\n    def __init__(self, brain):\n        self.brain = brain\n"
+UPDATER = "class Updater(UpdaterBase):\n    def __init__(self, brain):\n        super().__init__()\n        self.brain = brain\n"
 TRAINER = "from pipeline import GeneralTrainer\nclass Trainer(GeneralTrainer):\n"
 
 
