@@ -216,7 +216,7 @@ def _merge_orders(orders: list[list[source.Definition]]) -> list[source.Definiti
     definitions = {each.node: each for order in orders for each in order}
     # Nodes are compared by identity, which costs no call.
     waiting = [[each.node for each in order] for order in orders]
-    linearization: list[ast.AST] = []
+    linearization: list[source.ClassNode | source.FunctionNode] = []
     while len(waiting) > 1:
         # Where none can be first, Python refuses the class.
         first = next(
@@ -437,9 +437,9 @@ _LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 def _may_be_left_out(node: ast.AST) -> bool:
     """Whether parts of a node may not be evaluated, or an error in them may be swallowed."""
-    is_with = isinstance(node, ast.With | ast.AsyncWith)
-    suppresses = is_with and any(source.mentions(item, "suppress") for item in node.items)
-    return isinstance(node, _PERHAPS) or suppresses
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return any(source.mentions(item, "suppress") for item in node.items)
+    return isinstance(node, _PERHAPS)
 
 
 def calls_super(definition: source.Definition, method: str) -> bool:

@@ -176,9 +176,9 @@ def _read(definition: source.Definition, methods: Sequence[str]) -> set[str]:
         nodes = list(ast.walk(method))
         read = set(_own_attributes(nodes, _first_parameter(method)))
         names |= read
-        found = [classes.member(definition, name) for name in sorted(read)]
-        found += [classes.member(definition, call.attr, home) for call in classes.supers(method, home)]
-        for pair in filter(None, found):
+        called = [classes.member(definition, name) for name in sorted(read)]
+        called += [classes.member(definition, call.attr, home) for call in classes.supers(method, home)]
+        for pair in filter(None, called):
             if id(pair[0]) not in visited:
                 visited.add(id(pair[0]))
                 waiting.append(pair)
