@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.dataset import check_dataset
-from pipeline.check.inspection import Inspection, Setting, kind, names_in
+from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
 from pipeline.check.stage import call_faults
 from pipeline.config.schema import MODEL_LOSS, TARGETS, UpdaterSettings, has_effect
