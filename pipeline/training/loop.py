@@ -128,7 +128,8 @@ class TrainLoop(PassLoop):
             raise
 
     def _progress(self) -> dict[str, int]:
-        return {name: self.counters[name] for name in ("iteration", "update")}
+        """Return the counters of iterations and updates; user code may count with numbers of numpy."""
+        return {name: int(self.counters[name]) for name in ("iteration", "update")}
 
     def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> PassIterator:
         """One pass over the data of a phase: an iterator of batches, on their device.

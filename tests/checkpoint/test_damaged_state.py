@@ -189,6 +189,7 @@ OPTIONAL = {"loop", "metrics", "recoverables", "parts", "frozen", "buffers"}
 # What earlier states of version 2 did not have.
 LATER = [
     "loop.asked_updates",
+    "loop.epoch_began",
     "*state.metrics",
     "*state.average",
     "*state.nonfinite",

@@ -177,6 +177,7 @@ REFUSED: Config = {
     "save_inference_interval": 1,
     "save_inference_path": "elsewhere",
     "save_inference_export": True,
+    "save_inference_dynamic": {"length": {"x": 1}},
     "init_modules": "model",
     "rename": {"a": "b"},
     "freeze": "model",
