@@ -192,6 +192,13 @@ class EntryState(StateModel):
         return cls(kind=kind, phase=phase, number=number, **{**fields, **more})
 
 
+class EpochStart(StateModel):
+    """The counters when an epoch began."""
+
+    iteration: int
+    update: int
+
+
 class LoopState(StateModel):
     """Where the loop is.
 
@@ -203,7 +210,7 @@ class LoopState(StateModel):
         validation: of the runner.
         iterations: phase -> name -> the iteration that a number is of.
         asked_updates: the updates when it was last asked what is due. Earlier versions lack it.
-        epoch_began: the iterations and updates when the running epoch, or the last one, began. Likewise.
+        epoch_began: the counters when the running epoch, or the last one, began. Earlier versions lack it.
     """
 
     outer: list[EntryState]
@@ -213,7 +220,7 @@ class LoopState(StateModel):
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
     asked_updates: int | None = None
-    epoch_began: dict[str, int] | None = None
+    epoch_began: EpochStart | None = None
 
     @model_validator(mode="after")
     def _check_leader(self) -> Self:

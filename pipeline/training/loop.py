@@ -13,7 +13,7 @@ from loguru import logger
 from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.checkpoint.state import MID_EPOCH, EntryState, ValidationState
+from pipeline.checkpoint.state import MID_EPOCH, EntryState, EpochStart, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
@@ -82,7 +82,7 @@ class TrainLoop(PassLoop):
         # The epochs that a break has left, until the stage calls again; the epoch that ran is over then.
         self._interrupted_epochs: EntryState | None = None
         # The iterations and updates when the epoch began.
-        self._epoch_began = self._progress()
+        self._epoch_began = self._new_epoch_start()
         self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._stage = stage
@@ -117,7 +117,7 @@ class TrainLoop(PassLoop):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
                 journal.inner = []
                 if not journal.resuming_in_epoch:
-                    self._epoch_began = self._progress()
+                    self._epoch_began = self._new_epoch_start()
                     self.metrics, self.iterations = {}, {}
                     self.context["metrics"] = self.metrics
                     self.hooks.before_epoch(context=self.context)
@@ -127,9 +127,8 @@ class TrainLoop(PassLoop):
             self._interrupted_epochs = call
             raise
 
-    def _progress(self) -> dict[str, int]:
-        """Return the counters of iterations and updates; user code may count with numbers of numpy."""
-        return {name: int(self.counters[name]) for name in ("iteration", "update")}
+    def _new_epoch_start(self) -> EpochStart:
+        return EpochStart(iteration=self.counters["iteration"], update=self.counters["update"])
 
     def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> PassIterator:
         """One pass over the data of a phase: an iterator of batches, on their device.
@@ -691,7 +690,7 @@ class TrainLoop(PassLoop):
         The stage may have trained on batches of its own. A run cannot continue in such an epoch,
         since its code runs again from the top.
         """
-        is_uncounted = self.counters["iteration"] == self._epoch_began["iteration"]
+        is_uncounted = self.counters["iteration"] == self._epoch_began.iteration
         return self.journal.inner is not None and is_uncounted
 
     def _count_epoch(self) -> None:
@@ -704,7 +703,7 @@ class TrainLoop(PassLoop):
         # Validations that belong to a checkpoint that is being saved keep their iteration.
         self.checkpoints.wait_for_save()
         self.counters["iteration"] += 1
-        if self.counters["update"] == self._epoch_began["update"]:
+        if self.counters["update"] == self._epoch_began.update:
             self.counters["update"] += 1
         self.validation.move(before, self.iterations)
         for numbers in self.iterations.values():
@@ -827,7 +826,7 @@ class TrainLoop(PassLoop):
             raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
         state = checkpoint.state.loop
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
-        self._epoch_began = state.epoch_began or self._progress()
+        self._epoch_began = state.epoch_began or self._new_epoch_start()
         self.validation.load_state_dict(state.validation.to_tree())
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.

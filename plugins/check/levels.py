@@ -386,7 +386,8 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
     # A runner stage that does not read them is not told that they have no effect.
     short.reads.addresses.update(limits)
     path = f"{CheckedSteps.__module__}:{CheckedSteps.__name__}"
-    watching = from_plain({path: {"steps": steps}}, Origin(f"--steps {steps}"))
+    plugin = {"name": CheckedSteps.__name__, "class_path": path, "args": {"steps": steps}}
+    watching = from_plain(plugin, Origin(f"--steps {steps}"))
     short.tree.value["plugins"].value.append(watching)
     return short
 
