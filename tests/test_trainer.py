@@ -401,7 +401,8 @@ def test_a_dict_config_reports_its_faults_all_at_once() -> None:
 
 
 def test_a_trainer_class_that_cannot_be_built_is_named_with_its_own_error_before_anything_runs(linear: Path) -> None:
-    text = "from pipeline import GeneralTrainer\n\nclass Trainer(GeneralTrainer):\n    def __init__(self, config):\n        1 / 0\n"
+    text = "from pipeline import GeneralTrainer\n\nclass Trainer(GeneralTrainer):\n    def __init__(self, config):\n"
+    text += "        1 / 0\n        super().__init__(config)\n"
     (linear.parent / "own.py").write_text(text)
     message = (
         r"runner.train_runner.trainer_class: Trainer\(config\) raised ZeroDivisionError: division by zero; mend it"

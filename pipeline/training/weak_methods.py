@@ -32,8 +32,8 @@ class WeaklyBound:
         self._name = method.__qualname__
 
     @property
-    def method(self) -> Callable[..., Any]:
-        """The bound method.
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The bound method, of which ``inspect`` shows the signature.
 
         Raises:
             ReferenceError: its object no longer exists.
@@ -45,8 +45,8 @@ class WeaklyBound:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the method."""
-        return self.method(*args, **keywords)
+        return self.__wrapped__(*args, **keywords)
 
     def __reduce__(self) -> Any:
         """Make the copy of an object refer to the methods of the copy."""
-        return WeaklyBound, (self.method,)
+        return WeaklyBound, (self.__wrapped__,)
