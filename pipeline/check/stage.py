@@ -78,12 +78,8 @@ def misnamed_parameter(definition: source.Definition) -> ast.arg | None:
     positional = [*constructor.args.posonlyargs, *constructor.args.args][1:]
     defaults = classes.defaults(constructor.args)
     others = {parameter.arg for parameter in (*positional, *constructor.args.kwonlyargs)}
-    # What goes on to the constructor of the base may have any name.
-    calls = [node for node in ast.walk(constructor) if isinstance(node, ast.Call) and source.mentions(node, "__init__")]
-    passed_on = {part.id for call in calls for part in call.args if isinstance(part, ast.Name)}
     for parameter, argument in zip(positional, positional_arguments(definition), strict=False):
-        is_named_alike = argument in parameter.arg.lower() or parameter.arg.lower() in _SHORT_NAMES
-        if is_named_alike or parameter.arg in passed_on:
+        if _may_get(parameter, argument, constructor):
             continue
         is_plain = classes.annotation(parameter, defaults.get(parameter.arg), home.module) is not None
         if is_plain or parameter.arg in defaults or argument in others:
@@ -92,7 +88,30 @@ def misnamed_parameter(definition: source.Definition) -> ast.arg | None:
 
 
 # How else a constructor may call the context, or the config of an experiment.
-_SHORT_NAMES = ("ctx", "cfg", "conf")
+_SHORT_NAMES = ("c", "cx", "ctxt", "cfg", "conf", "unused")
+
+# Types that a context, a config or parsed arguments may have.
+_WIDE_TYPES = ("Any", "Context", "Mapping", "MutableMapping", "Namespace", "dict", "object")
+
+
+def _may_get(parameter: ast.arg, argument: str, constructor: source.FunctionNode) -> bool:
+    """Return whether a parameter with another name than ``argument`` may be meant for it."""
+    name = parameter.arg.lower()
+    if argument in name or "ctx" in name or name.startswith("_") or name in _SHORT_NAMES:
+        return True
+    if parameter.annotation and any(source.mentions(parameter.annotation, wide) for wide in _WIDE_TYPES):
+        return True
+    for node in ast.walk(constructor):
+        match node:
+            # It is used as a mapping.
+            case ast.Subscript(value=ast.Name(id=used), slice=ast.Constant(value=str())) if used == parameter.arg:
+                return True
+            # The constructor of the base gets it.
+            case ast.Call() if source.mentions(node.func, "__init__"):
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if any(isinstance(value, ast.Name) and value.id == parameter.arg for value in values):
+                    return True
+    return False
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:

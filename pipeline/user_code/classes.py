@@ -416,14 +416,20 @@ _PERHAPS = (
 
 def supers(node: ast.AST, home: source.Definition) -> Iterator[ast.Attribute]:
     """Each ``super().m`` that is evaluated whenever a method of the class ``home`` runs, at least where its loops run."""
-    # None stands for the end of a statement behind which nothing is certain.
-    waiting: list[ast.AST | None] = [node]
-    while waiting and (current := waiting.pop()):
+    for current in certain_nodes(node):
         match current:
             case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=arguments), ctx=ast.Load()):
                 own = not arguments or (len(arguments) == 2 and source.dotted_name(arguments[0]) == home.name)
                 if own and "super" not in home.module.bindings:
                     yield current
+
+
+def certain_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Each node that is evaluated whenever a function runs, at least where its loops run."""
+    # None stands for the end of a statement behind which nothing is certain.
+    waiting: list[ast.AST | None] = [node]
+    while waiting and (current := waiting.pop()):
+        yield current
         if isinstance(current, _LEAVING):
             waiting.append(None)
         if current is node or not _may_be_left_out(current):

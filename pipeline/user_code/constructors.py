@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from pipeline.context import STAGES
 from pipeline.user_code import classes, source
@@ -19,6 +20,12 @@ REMEDIES: Mapping[str, str] = {
     "torch.nn.modules.module:Module": _FIRST,
     "torch.optim.optimizer:Optimizer": "call it: super().__init__(params, defaults)",
     "torch.optim.lr_scheduler:LRScheduler": "call it last: super().__init__(optimizer, last_epoch)",
+}
+
+# A class that wraps another object of its kind takes this over from it, and needs no constructor.
+_WRAPPED = {
+    "torch.optim.optimizer:Optimizer": "param_groups",
+    "torch.optim.lr_scheduler:LRScheduler": "base_lrs",
 }
 
 # What a class is for, as ``find_class`` has it -> the methods that are called on its objects.
@@ -44,8 +51,10 @@ _HARMLESS = {
     "str",
     "super",
     "type",
-    "vars",
 }
+
+# With one of these, an object gets the attributes of another.
+_COPIED = {"__dict__", "__setstate__"}
 
 # With one of these, an object may be made in another way.
 _MAKERS = {"__new__", "__init_subclass__", "__post_init__", "__getattr__", "__getattribute__"}
@@ -59,17 +68,18 @@ def constructor_fault(definition: source.Definition, methods: Sequence[str]) -> 
         methods: those that are called on its objects.
     """
     above, complete = classes.ancestry(definition)
-    for index, cls in enumerate(above):
-        # An unknown base may come before the next one, and call what it likes.
-        if (index and not complete) or _key(cls) in REMEDIES or _is_made_otherwise(cls):
-            return None
+    below = list(takewhile(lambda cls: _key(cls) not in REMEDIES, above))
+    # An unknown base may make the object in its own way.
+    if not complete or any(map(_is_made_otherwise, below)) or _is_replaced(below):
+        return None
+    for index, cls in enumerate(below):
         constructor = classes.methods(cls).get("__init__")
         if constructor is None:
             continue
         called = _called_constructor(definition, cls, constructor)
         if called == "next":
             continue
-        remedy = None if called else _remedy(definition, above[index + 1 :], methods)
+        remedy = None if called else _remedy(definition, above, index + 1, methods)
         where = f"{cls.name}.__init__ ({cls.module.file.name}:{constructor.lineno})"
         return remedy and f"{where} does not call super().__init__(); {remedy}"
     return None
@@ -88,10 +98,18 @@ def _is_made_otherwise(cls: source.Definition) -> bool:
     return is_decorated or not is_plain or not _MAKERS.isdisjoint(classes.own_names(cls))
 
 
+def _is_replaced(below: Sequence[source.Definition]) -> bool:
+    """Whether code outside of the classes may replace a constructor: ``Model.__init__ = …``."""
+    modules = dict.fromkeys(cls.module for cls in below)
+    own = [module for module in modules if not (source.is_ours(module) or module.name.startswith("torch."))]
+    return "__init__" in classes.assigned_attributes(*own)
+
+
 def _called_constructor(definition: source.Definition, cls: source.Definition, constructor: source.FunctionNode) -> str:
     """Return ``next`` if a constructor may call that of the next class, ``other`` if another, else ``""``."""
     waiting: list[tuple[source.FunctionNode, source.Definition]] = [(constructor, cls)]
     visited = {id(constructor)}
+    called = ""
     while waiting:
         function, home = waiting.pop()
         this = _first_parameter(function)
@@ -101,20 +119,33 @@ def _called_constructor(definition: source.Definition, cls: source.Definition, c
         for node in nodes:
             match node:
                 case ast.Attribute(attr="__init__") if id(node) not in uncalled:
-                    return "next" if _is_super_of(node.value, home) else "other"
+                    if not _is_super_of(node.value, home):
+                        return "other"
+                    called = "next"
+                case ast.Attribute(attr=name) if name in _COPIED:
+                    return "other"
                 case ast.Constant(value="__init__"):
                     return "other"
-                case ast.Call(func=function_node, args=arguments, keywords=keywords):
-                    name = source.dotted_name(function_node)
-                    values = [*arguments, *(keyword.value for keyword in keywords)]
-                    if name not in _HARMLESS and any(_is_name(value, this) for value in values):
-                        return "other"
+        if _is_given_away(nodes, this):
+            return "other"
         for name in _own_attributes(nodes, this):
             method, owner = classes.member(definition, name) or (None, cls)
             if isinstance(method, source.FunctionNode) and id(method) not in visited:
                 visited.add(id(method))
                 waiting.append((method, owner))
-    return ""
+    return called
+
+
+def _is_given_away(nodes: Collection[ast.AST], this: str) -> bool:
+    """Whether other code gets the object, and may call a constructor of it."""
+    kept: set[int] = set()
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=value):
+                kept.add(id(value))
+            case ast.Call(func=function, args=arguments) if source.dotted_name(function) in _HARMLESS:
+                kept.update(map(id, arguments))
+    return any(_is_name(node, this) and id(node) not in kept for node in nodes)
 
 
 def _first_parameter(function: source.FunctionNode) -> str:
@@ -140,11 +171,22 @@ def _own_attributes(nodes: Collection[ast.AST], this: str) -> Iterator[str]:
             yield node.attr
 
 
-def _remedy(definition: source.Definition, left_out: Sequence[source.Definition], methods: Sequence[str]) -> str | None:
-    """Return what to do about constructors that are not called; None if they are not needed for certain."""
+def _remedy(
+    definition: source.Definition, above: Sequence[source.Definition], first: int, methods: Sequence[str]
+) -> str | None:
+    """Return what to do about constructors that are not called; None if they are not needed for certain.
+
+    Args:
+        definition: the class.
+        above: the class and its bases.
+        first: the index of the first base whose constructor is not called.
+        methods: those that are called on its objects.
+    """
+    left_out = above[first:]
     for cls in left_out:
-        if _key(cls) in REMEDIES:
-            return REMEDIES[_key(cls)]
+        if remedy := REMEDIES.get(_key(cls)):
+            part = _WRAPPED.get(_key(cls))
+            return None if part and _has(above[: above.index(cls)], part) else remedy
     for cls in left_out:
         if constructor := classes.methods(cls).get("__init__"):
             missing = _assigned(constructor) & _read(definition, methods)
@@ -153,6 +195,13 @@ def _remedy(definition: source.Definition, left_out: Sequence[source.Definition]
                 return f"{cls.name}.__init__ sets self.{lacking[0]}, which is read later; call it"
             return None
     return None
+
+
+def _has(some: Sequence[source.Definition], name: str) -> bool:
+    """Whether one of some classes has an attribute, or assigns it to its objects."""
+    nodes = [node for cls in some for node in ast.walk(cls.node) if isinstance(node, ast.Attribute)]
+    is_assigned = any(node.attr == name and isinstance(node.ctx, ast.Store) for node in nodes)
+    return is_assigned or any(name in classes.own_names(cls) for cls in some)
 
 
 def _assigned(constructor: source.FunctionNode) -> set[str]:
@@ -173,7 +222,7 @@ def _read(definition: source.Definition, methods: Sequence[str]) -> set[str]:
         method, home = waiting.pop()
         if not isinstance(method, source.FunctionNode):
             continue
-        nodes = list(ast.walk(method))
+        nodes = list(classes.certain_nodes(method))
         read = set(_own_attributes(nodes, _first_parameter(method)))
         names |= read
         called = [classes.member(definition, name) for name in sorted(read)]

@@ -123,19 +123,34 @@ def test_constructor_without_super_is_a_fault(linear: Path, name: str) -> None:
     assert f".__init__ (own.py:{line}) does not call super().__init__(); " in message
 
 
+BASES = """\
+def prepare(module): torch.nn.Module.__init__(module)
+class Mixin:
+    def __init__(self): self.depth = 1
+class Prepared(torch.nn.Module):
+    def __init_subclass__(cls): ...
+"""
 CALLING = {
     "in_a_helper": "    def __init__(self): self.prepare()\n    def prepare(self): super().__init__()\n",
     "by_the_name_of_the_base": "    def __init__(self): torch.nn.Module.__init__(self)\n",
     "under_a_condition": "    def __init__(self, deep=False):\n        if not deep: super().__init__()\n",
     "with_the_object_given_away": "    def __init__(self): prepare(self)\n",
     "with_a_class_and_an_object": "    def __init__(self): super(Mine, self).__init__()\n",
+    "with_the_object_in_a_list": "    def __init__(self): prepare(*[self])\n",
+    "after_that_of_a_mixin": (
+        "    def __init__(self):\n        super().__init__()\n        torch.nn.Module.__init__(self)\n"
+    ),
+    "with_the_attributes_of_another": "    def __init__(self): self.__dict__.update(vars(torch.nn.MSELoss()))\n",
+    "by_a_base_that_wraps_it": "    def __init__(self): self.depth = 1\n",
     "not_at_all": "    depth = 1\n",
 }
 
 
 @pytest.mark.parametrize("body", CALLING)
 def test_constructor_that_may_call_super_is_accepted(linear: Path, body: str) -> None:
-    source = f"def prepare(module): torch.nn.Module.__init__(module)\nclass Mine(torch.nn.Module):\n{CALLING[body]}"
+    special = {"by_a_base_that_wraps_it": "Prepared", "after_that_of_a_mixin": "Mixin, torch.nn.Module"}
+    base = special.get(body, "torch.nn.Module")
+    source = f"{BASES}class Mine({base}):\n{CALLING[body]}"
     assert constructor_faults(linear, source, ["phase.line.loss=P"]) == []
 
 
@@ -150,6 +165,22 @@ ALONE = {
         "    def __init__(self, brain): self.brain, self.state = brain, UpdaterState()\n"
         "    def update(self, batch): return self.brain.fit_batch(batch)\n",
         "phase.line.updater={class_path: P}",
+    ),
+    "optimizer_around_another": (
+        "class Mine(torch.optim.Optimizer):\n"
+        "    def __init__(self, params, lr):\n"
+        "        self.base = torch.optim.SGD(params, lr)\n"
+        "        self.param_groups = self.base.param_groups\n",
+        "hyper_parameters.optimizer.class=P",
+    ),
+    "plugin_that_may_read_nothing": (
+        "class Base:\n"
+        "    def __init__(self): self.names = []\n"
+        "    @hookimpl\n"
+        "    def before_epoch(self, context):\n"
+        "        if self.depth > 1: self.names.append(1)\n"
+        "class Mine(Base):\n    def __init__(self): self.depth = 1\n",
+        "plugins=[P]",
     ),
     "plugin_with_all_it_reads": (
         "class Base:\n    def __init__(self): self.names = []\n"

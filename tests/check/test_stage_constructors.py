@@ -64,6 +64,10 @@ def test_first_parameter_with_an_argument_is_reported_once(linear: Path) -> None
         ("self, context=None", "pass"),
         ("self, ctx: dict", "pass"),
         ("self, given=None", "super().__init__(given)"),
+        ("self, given=None", "super().__init__(context=given)"),
+        ("self, values: dict[str, object]", "pass"),
+        ("self, values=None", "self.epochs = values['config']"),
+        ("self, _=None", "pass"),
         ("self, run_context, path='x'", "pass"),
     ],
 )
