@@ -48,7 +48,7 @@ def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, s
     free = parameters.without_first() if parameters else None
     _check_options(settings, free, definition.name if definition else "", _OURS)
     if holder is not settings:
-        _check_misplaced(settings)
+        _check_misplaced(settings, free)
     if definition and stepped and (argument := _step_needs(definition)):
         remedy = "write an updater or a Runner of your own, or name another optimizer"
         path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
@@ -66,10 +66,11 @@ def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, s
 _OURS = ("class", "groups", "remove_vector_weight_decay", "lazy_mode")
 
 
-def _check_misplaced(settings: Setting) -> None:
-    """Report keys of ``optim_conf`` that are arguments of the OptimScheduler."""
+def _check_misplaced(settings: Setting, parameters: Parameters | None) -> None:
+    """Report keys of ``optim_conf`` that are arguments of the OptimScheduler, and not of the optimizer."""
     for key in ("groups", "remove_vector_weight_decay", "lazy_mode"):
-        if settings[key].node:
+        is_taken = parameters is None or parameters.any_name or key in parameters.names
+        if settings[key].node and not is_taken:
             what = f"'{key}' is an argument of the OptimScheduler, not of the optimizer"
             settings[key].fault(f"{what}; write it beside optim_conf, in args", of_key=True)
     if settings["class"].node:
@@ -78,18 +79,20 @@ def _check_misplaced(settings: Setting) -> None:
 
 def _check_options(settings: Setting, parameters: Parameters | None, name: str, ours: Sequence[str]) -> None:
     """The options of an optimizer, or of one of its groups; ``ours``: the keys that are none."""
-    if settings["learning_rate"].node and settings["lr"].node:
+    # An optimizer of the user may have `learning_rate` in the place of `lr`.
+    is_alias = parameters is None or "lr" in parameters.names or "learning_rate" not in parameters.names
+    if is_alias and settings["learning_rate"].node and settings["lr"].node:
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
-    if parameters and "lr" in parameters.names:
+    if is_alias and parameters and "lr" in parameters.names:
         parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
     read = list(ours)
     for key, option in settings.entries():
-        taken = parameters is None or key in parameters.names
+        taken = parameters is None or parameters.any_name or key in parameters.names
         if not taken and (remedy := foreign_remedy(key, read)):
             option.fault(f"unknown key{remedy}", of_key=True)
             read.append(key)
     entries = ((key, option.node) for key, option in settings.entries() if key not in read)
-    options = {"lr" if key == "learning_rate" else key: node for key, node in entries}
+    options = {"lr" if is_alias and key == "learning_rate" else key: node for key, node in entries}
     if settings["fused"].value == "auto" and "params" not in ours:
         del options["fused"]
     settings.with_keys(options).check_arguments(parameters, name)

@@ -679,13 +679,22 @@ def _made(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
     """
     # A functools.partial has no name.
     name = getattr(maker, "__name__", repr(maker))
-    if "lr" in optim_conf and "learning_rate" in optim_conf:
-        raise ConfigError("optim_conf: 'lr' means the same as 'learning_rate', which is set too; keep one")
-    options = {"lr" if key == "learning_rate" else key: value for key, value in optim_conf.items()}
     try:
-        inspect.signature(maker).bind(parameters, **options)
+        signature = inspect.signature(maker)
+    except (TypeError, ValueError):
+        # Compiled code has none; the call says what is wrong.
+        signature = inspect.signature(lambda *_args, **_options: None)
+    options = dict(optim_conf)
+    # An optimizer of the user may have `learning_rate` in the place of `lr`.
+    is_alias = "lr" in signature.parameters or "learning_rate" not in signature.parameters
+    if is_alias and "learning_rate" in options:
+        if "lr" in options:
+            raise ConfigError("optim_conf: 'lr' means the same as 'learning_rate', which is set too; keep one")
+        options["lr"] = options.pop("learning_rate")
+    try:
+        signature.bind(parameters, **options)
     except TypeError as error:
-        known = list(inspect.signature(maker).parameters)[1:]
+        known = list(signature.parameters)[1:]
         raise ConfigError(f"optim_conf: {name}: {error}; it takes {', '.join(known)}") from error
     try:
         return maker(parameters, **options)

@@ -94,3 +94,21 @@ def test_option_that_an_optimizer_refuses_is_found_by_build(
     with pytest.raises(ConfigError, match=r"optim_conf|optimizer") as raised:
         GeneralTrainer(linear, overrides).run()
     assert text in str(raised.value)
+
+
+OF_THE_USER = """\
+import torch
+
+class Mine(torch.optim.SGD):
+    def __init__(self, params, learning_rate, groups=1, **options):
+        super().__init__(params, learning_rate, **options)
+"""
+
+
+def test_options_that_an_optimizer_of_the_user_takes_are_right(linear: Path) -> None:
+    """Its parameters may have names that mean something else for an optimizer of torch."""
+    (linear.parent / "own.py").write_text(OF_THE_USER, encoding="utf-8")
+    options = "learning_rate: 0.1, groups: 2, weight_decay: 0.5"
+    found = weights(linear, scheduler(f"optim_type: '{{workspace}}/own.py:Mine', optim_conf: {{{options}}}"))
+    expected = weights(linear, scheduler("optim_type: SGD, optim_conf: {lr: 0.1, weight_decay: 0.5}"))
+    assert torch.equal(found[0], expected[0])
