@@ -291,7 +291,7 @@ def _is_optimizer_of_phase(attribute: ast.Attribute) -> bool:
     """Return whether an attribute is ``optim_schedulers``, or one of a Brain that steps its optimizers."""
     if attribute.attr == "optim_schedulers":
         return True
-    owner = ast.unparse(attribute.value).rpartition(".")[2]
+    owner = source.dotted_name(attribute.value).rpartition(".")[2]
     return owner == "brain" and attribute.attr in _OPTIMIZERS_OF_BRAIN
 
 

@@ -151,3 +151,20 @@ def test_faults_beside_a_long_sum_are_found(linear: Path) -> None:
     overrides.append("runner.train_runner.trainer_class='{workspace}/own.py'")
     (found,) = check(linear, overrides)
     assert found.message.startswith("Model._compile (own.py:13) is called by nobody")
+
+
+UPDATER = """from pipeline import UpdaterBase
+class Updater(UpdaterBase):
+    def __init__(self, brain):
+        super().__init__()
+        self.brain = brain
+    def update(self, batch):
+        y = ({value}).real
+        return self.brain.fit_batch(batch)
+"""
+
+
+def test_updater_with_an_attribute_of_a_long_sum_is_accepted(linear: Path) -> None:
+    text = UPDATER.format(value=" + ".join(["1"] * MANY))
+    (linear.parent / "own.py").write_text(text, encoding="utf-8")
+    assert check(linear, ["phase.line.updater={class_path: '{workspace}/own.py'}"]) == []
