@@ -136,7 +136,10 @@ def test_a_circle_or_a_name_that_no_plugin_has_is_a_fault(
         ("{class_path: a.py, before: b}", "before: is 'b', a string; write a list"),
         ("{name: slow, class_path: a.py, on_error: wrn}", "plugins.on_error: is 'wrn'; did you mean 'warn'?"),
         ("{name: sl ow, class_path: a.py}", "name: is 'sl ow'; use letters, digits, '_' and '-' only"),
-        ("{class_path: a.py, args: 5}", "its arguments are 5; write a mapping, or false to remove it"),
+        (
+            "{class_path: a.py, args: 5}",
+            "its arguments are 5; write a mapping such as {every: 5}, or false to remove it",
+        ),
         ("{class_path: a.py, args: {strt: 5}}", "has no argument 'strt'; did you mean 'start'?"),
         ("{class_path: d.py}", "no such file"),
         ("{name: metric_lg}", "there is no plugin 'metric_lg'; did you mean 'metric_log'?"),
