@@ -34,7 +34,13 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
         optimizer["_target_"].fault(f"unknown key{foreign_remedy('_target_', ['class'])}", of_key=True)
     elif optimizer["class"].node is None:
         place = optimizer if optimizer.node else replace(optimizer, parent_origin=runner.origin)
-        place.fault("training needs an optimizer; add `optimizer: {class: Adam, lr: 0.001}` to hyper_parameters")
+        example = "{class: Adam, lr: 0.001}"
+        if optimizer.value is None:
+            place.fault(f"training needs an optimizer; add `optimizer: {example}` to hyper_parameters")
+        elif not optimizer.is_mapping:
+            place.fault(f"is {describe_value(optimizer.value)}; write a mapping, such as {example}")
+        else:
+            place.fault(f"has no key `class`, which names the optimizer; add it, as in {example}")
     else:
         check_optimizer(optimizer, optimizer["class"], optimizer, stepped=stepped)
 

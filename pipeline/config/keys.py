@@ -46,13 +46,18 @@ def key_of(address: str) -> Key | None:
     return Key(model, name, info, inside) if info else None
 
 
-def example_of(address: str) -> str:
-    """Return an example of the mapping at an address, for a message: ``, such as {width: 32}``."""
+def example_of(address: str, otherwise: str = ", such as {name: value}") -> str:
+    """Return an example of the mapping or list at an address, for a message: ``, such as {width: 32}``.
+
+    Args:
+        address: the address.
+        otherwise: what to return if its key has no example.
+    """
     key = key_of(address)
     value: Any = key.info.examples[0] if key and key.info.examples else None
     for part in key.inside.split(".") if key and key.inside else ():
         value = _example_inside(value, part)
-    return f", such as {one_line(value)}" if value is not None else ", such as {name: value}"
+    return f", such as {one_line(value)}" if value is not None else otherwise
 
 
 def _example_inside(value: Any, part: str) -> Any:

@@ -590,7 +590,11 @@ class ConfigSchema(_Section):
     workspace: str | None = Field(None, description="the folder of {workspace}; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
-    plugins: list[PluginValue] = Field([], description="added to the default plugins; {name: false} removes one")
+    plugins: list[PluginValue] = Field(
+        [],
+        examples=[["model_summary", {"ema": {"decay": 0.99}}]],
+        description="added to the default plugins; {name: false} removes one",
+    )
     hyper_parameters: Arguments = Field({}, examples=[{"width": 32}], description="free values, except `optimizer`")
     dataset: list[DatasetSchema] = Field(
         default_factory=list,

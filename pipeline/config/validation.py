@@ -102,7 +102,8 @@ def _fault(detail: dict[str, Any], tree: Node) -> Fault:
         return (node.key or node.origin).fault(address, f"unknown key{_remedy(last, model, tree)}")
     if kind == "missing":
         return node.origin.fault(f"{address}.{last}" if address else last, f"required key is missing; add `{last}:`")
-    example = keys.example_of(address) if _EXPECTED.get(kind) == "a mapping" else ""
+    examples = {"a mapping": keys.example_of(address), "a list": keys.example_of(address, otherwise="")}
+    example = examples.get(_EXPECTED.get(kind, ""), "")
     return node.origin.fault(address, f"{message(detail, node.plain())}{example}")
 
 

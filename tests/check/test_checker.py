@@ -234,6 +234,10 @@ PHASES: list[tuple[list[str], list[str]]] = [
      ["hyper_parameters.optimizer.lr: means the same as 'learning_rate', which is set too; keep one"]),
     (["hyper_parameters={}"],
      ["hyper_parameters.optimizer: training needs an optimizer; add `optimizer: {class: Adam, lr: 0.001}` to hyper_parameters"]),
+    (["hyper_parameters.optimizer=Adam"],
+     ["hyper_parameters.optimizer: is 'Adam', a string; write a mapping, such as {class: Adam, lr: 0.001}"]),
+    (["hyper_parameters.optimizer={name: Adam}"],
+     ["hyper_parameters.optimizer: has no key `class`, which names the optimizer; add it, as in {class: Adam, lr: 0.001}"]),
 ]  # fmt: skip
 
 

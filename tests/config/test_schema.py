@@ -221,7 +221,7 @@ def test_hyper_parameters_and_arguments_are_free(config: Configs) -> None:
     ("text", "fault"),
     [
         ("mode: null\nrunner: []", "config.yaml:2:9: runner: is empty; add at least one item"),
-        ("runner:", "config.yaml:1:8: runner: is None, a null; write a list"),
+        ("runner:", "config.yaml:1:8: runner: is None, a null; write a list, such as [{name: train_runner, class: train}]"),
         ("runner: [{class: train}]", "config.yaml:1:10: runner.0.name: required key is missing; add `name:`"),
         ("runner: [{name: x}]", "config.yaml:1:10: runner.x.class: required key is missing; add `class:`"),
         ("runner: [{name: x, kind: train, class: train}]",

@@ -135,7 +135,7 @@ def test_a_misspelt_name_in_a_reference_is_named_with_the_nearest(wrong: Wrong, 
     [
         ("epochs: 2", "epochs: two", "config.yaml:14:13: runner.train_runner.epochs: is 'two', a string; write an integer"),
         ("epochs: 2", "epochs: [2]", "config.yaml:14:13: runner.train_runner.epochs: is [2], a list; write an integer"),
-        ("[progress_bar]", "progress_bar", "config.yaml:2:10: plugins: is 'progress_bar', a string; write a list"),
+        ("[progress_bar]", "progress_bar", "config.yaml:2:10: plugins: is 'progress_bar', a string; write a list, such as [model_summary, {ema: {decay: 0.99}}]"),
         ("{size: 24}", "24", "config.yaml:9:11: dataset.train_data.args: is 24, a whole number; write a mapping, such as {seed: 1}"),
         ("class: infer", "class: trian", "config.yaml:17:12: runner.infer_runner.class: is 'trian'; did you mean 'train'?"),
         ("name: line", "name: a line", "config.yaml:19:11: phase.a line.name: is 'a line'; use letters, digits, '_' and '-' only"),
