@@ -313,7 +313,7 @@ def refuse_uncalled(cls: type, base: type, remedies: Mapping[str, str], address:
     Raises:
         ConfigError: there are some.
     """
-    if faults := uncalled_faults_of_class(cls, base, remedies):
+    if faults := uncalled_faults_of_class(cls, base, remedies, context["config"].workspace):
         raise ConfigError("\n".join(f"{context['config'].origin(address)}: {address}: {fault}" for fault in faults))
 
 

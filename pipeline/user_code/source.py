@@ -339,6 +339,15 @@ def class_definition(cls: type) -> Definition | None:
 
 
 @once
+def loaded_modules(folder: Path) -> Iterator[Module]:
+    """The modules that were imported from files in a folder."""
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.suffix == ".py" and file.is_relative_to(folder):
+            with suppress(SyntaxError, OSError):
+                yield _parse(name, file, file.stat().st_mtime_ns)
+
+
 def find(module: Module, name: str) -> Definition | None:
     """The same; None also where the module certainly has no such name."""
     with suppress(NotDefinedError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pipeline.context import STAGES
 from pipeline.user_code import classes, source
@@ -64,17 +65,24 @@ def uncalled_faults(
     return _faults_of(below, base, remedies, modules)
 
 
-def uncalled_faults_of_class(cls: type, base: type, remedies: Mapping[str, str]) -> list[str]:
+def uncalled_faults_of_class(
+    cls: type, base: type, remedies: Mapping[str, str], workspace: Path | None = None
+) -> list[str]:
     """The same for a class that is loaded, whose bases are known even if its source names them under a condition.
 
     Args:
         cls: the class.
         base: what it derives from.
         remedies: method -> what to do instead.
+        workspace: a folder with files that may call a method of it, if they are loaded.
     """
     below = cls.__mro__[: cls.__mro__.index(base)]
     definitions = [definition for each in below if (definition := source.class_definition(each))]
-    return _faults_of(definitions, f"{base.__module__}:{base.__qualname__}", remedies, ())
+    name = f"{base.__module__}:{base.__qualname__}"
+    faults = _faults_of(definitions, name, remedies, ())
+    if faults and workspace:
+        return _faults_of(definitions, name, remedies, source.loaded_modules(workspace))
+    return faults
 
 
 def _faults_of(

@@ -65,6 +65,28 @@ def test_uncalled_method_of_a_conditional_base_is_refused(linear: Path, name: st
         GeneralTrainer(linear, overrides).run()
 
 
+PLUGIN = """\
+from pipeline import hookimpl
+
+class Plugin:
+    @hookimpl
+    def before_epoch(self, context):
+        context["model"]["line"]["brain"]._fit_valid(None, 0, True)
+"""
+
+
+@pytest.mark.parametrize("base", ["Base", "Brain"])
+def test_method_that_a_plugin_calls_is_accepted(linear: Path, base: str) -> None:
+    """The plugin is in another file, and the base is named under a condition, or plainly."""
+    brain = BRAIN.replace("(Base)", f"({base})")
+    head = HEAD.format(name="Brain") if base == "Base" else "import torch\nfrom pipeline import Brain\n"
+    (linear.parent / "own.py").write_text(head + brain, encoding="utf-8")
+    (linear.parent / "watch.py").write_text(PLUGIN, encoding="utf-8")
+    overrides = [text.replace("=P", "='{workspace}/own.py:Model'") for text in PLACES["Brain"][1]]
+    overrides += ["plugins=['{workspace}/watch.py']", "runner.train_runner.epochs=1"]
+    assert GeneralTrainer(linear, overrides).run()["current_epoch"] == 0
+
+
 def test_brain_of_a_conditional_base_is_refused_by_fit(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     fit = "Model().fit(range(1), [(torch.ones(1, 1), torch.ones(1, 1))])\n"
