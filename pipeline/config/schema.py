@@ -76,8 +76,8 @@ def _class_path(value: Any) -> Any:
     if callable(value) or (isinstance(value, str) and value):
         return value
     if isinstance(value, dict) and "_target_" in value:
-        what = "has Hydra's `_target_`; write that class path alone, and its arguments in the key for them"
-        raise ValueError(f"{what} beside it")
+        what = "has Hydra's `_target_`; write the class path alone, and its arguments in another key"
+        raise ValueError(f"{what}, such as args or model_args")
     raise ValueError(f"is {value!r}; write a class path such as '{{workspace}}/file.py:Name' or 'package.module:Name'")
 
 
