@@ -708,11 +708,14 @@ class Brain:
         if not (self._loss_watch.is_done or is_replaced or self._run_options.compile):
             vars(self)["compute_objectives"] = self._watched_objectives
 
-    def _watched_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+    def _watched_objectives(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call `compute_objectives`; a `fit_batch` of a subclass may pass further arguments."""
         vars(self).pop("compute_objectives", None)
-        compute = partial(self.compute_objectives, predictions, batch, stage)
-        if self._loss_watch.is_done:
+        compute = partial(self.compute_objectives, *arguments, **keywords)
+        inputs = [*arguments, *keywords.values()]
+        if self._loss_watch.is_done or len(inputs) < 2:
             return compute()
+        predictions, batch = inputs[:2]
         self._loss_watch.is_done = has_several(predictions)
         returned, broadcast = call_watched(compute, predictions, target_in(batch))
         if broadcast and current_world().is_main:

@@ -47,17 +47,14 @@ def call_watched(loss: Callable[[], Any], predictions: Any, target: Any) -> tupl
     if not pairs:
         return loss(), ""
     watch = _BroadcastWatch(pairs)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with _observing(watch.look_at):
-            returned = loss()
-    is_told_by_torch = False
-    for warning in caught:
-        if str(warning.message).startswith(_TORCH_WARNING):
-            is_told_by_torch = True
-        else:
-            place = warning.filename, warning.lineno
-            warnings.warn_explicit(warning.message, warning.category, *place)
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with _observing(watch.look_at):
+                returned = loss()
+    finally:
+        is_told_by_torch = _warn_again(caught)
     if watch.found is None and is_told_by_torch:
         watch.found = pairs[0]
     if watch.found is None:
@@ -72,9 +69,23 @@ def has_several(predictions: Any) -> bool:
     return any(tensor.numel() > 1 for tensor in _tensors(predictions))
 
 
+def _warn_again(caught: list[warnings.WarningMessage]) -> bool:
+    """Issue the warnings of a loss, and return whether torch has warned of its broadcast."""
+    is_told_by_torch = False
+    # Repeated warnings are shown once, as they are without a watch.
+    registry: dict[Any, Any] = {}
+    for warning in caught:
+        if str(warning.message).startswith(_TORCH_WARNING):
+            is_told_by_torch = True
+        else:
+            place = warning.filename, warning.lineno
+            warnings.warn_explicit(warning.message, warning.category, *place, registry=registry)
+    return is_told_by_torch
+
+
 def _describe(predictions: Tensor, target: Tensor) -> str:
     shapes = [tuple(tensor.shape) for tensor in (predictions, target)]
-    spread = tuple(_broadcast_shapes(*shapes))
+    spread = tuple(_spread(predictions, target))
     what = f"the loss broadcasts predictions {shapes[0]} and a target {shapes[1]} to {spread}"
     longer = "predictions" if predictions.ndim >= target.ndim else "target"
     remedy = f"give both one shape, such as {longer}.squeeze(-1)"
@@ -82,7 +93,9 @@ def _describe(predictions: Tensor, target: Tensor) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """Return the tensors with a shape and a memory; nested and sparse ones have none."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [own for own in tensors if own.layout is torch.strided and not own.is_nested]
 
 
 def _pairs(predictions: Any, target: Any) -> list[tuple[Tensor, Tensor]]:
@@ -99,10 +112,15 @@ def _would_broadcast(first: Tensor, second: Tensor) -> bool:
     if first.numel() != second.numel() or first.shape == second.shape:
         return False
     try:
-        shape: tuple[int, ...] = _broadcast_shapes(first.shape, second.shape)
+        return math.prod(_spread(first, second)) > first.numel()
     except RuntimeError:
         return False
-    return math.prod(shape) > first.numel()
+
+
+def _spread(first: Tensor, second: Tensor) -> torch.Size:
+    """Return the shape to which two tensors broadcast."""
+    shape: torch.Size = _broadcast_shapes(first.shape, second.shape)
+    return shape
 
 
 def _observing(observe: Callable[[Any, Any], None]) -> Any:
@@ -119,7 +137,14 @@ def _observing(observe: Callable[[Any, Any], None]) -> Any:
         observe((args, kwargs), returned)
         return returned
 
-    return type("Observing", (_DispatchMode,), {"__torch_dispatch__": run})()
+    members = {
+        "__torch_dispatch__": run,
+        # Else torch.compile skips the functions that are first called in this context, forever.
+        "ignore_compile_internals": classmethod(lambda _: True),
+        # Else torch refuses operations such as torch.cond.
+        "supports_higher_order_operators": True,
+    }
+    return type("Observing", (_DispatchMode,), members)()
 
 
 class _BroadcastWatch:
@@ -146,24 +171,21 @@ class _BroadcastWatch:
 
     def look_at(self, arguments: Any, returned: Any) -> None:
         """Look at the shapes of what an operation takes and returns."""
-        inputs = [tensor for tensor in _tensors(arguments) if _has_memory(tensor)]
-        results = [tensor for tensor in _tensors(returned) if _has_memory(tensor)]
+        inputs = _tensors(arguments)
+        results = _tensors(returned)
         predictions = [tensor for tensor in inputs if _memory(tensor) in self.of_predictions]
         targets = [tensor for tensor in inputs if _memory(tensor) in self.of_targets]
-        largest = max((tensor.numel() for tensor in (*inputs, *results)), default=0)
+        shapes = {tensor.shape for tensor in (*inputs, *results)}
         for pair in self.pairs if self.found is None else ():
             meets = _has_shape_of(pair[0], predictions) and _has_shape_of(pair[1], targets)
-            if meets and largest > pair[0].numel():
+            # An operation that uses a target as an index has another result.
+            if meets and _spread(*pair) in shapes:
                 self.found = pair
         self._results += results
         if predictions:
             self.of_predictions.update(map(_memory, results))
         if targets:
             self.of_targets.update(map(_memory, results))
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided
 
 
 def _memory(tensor: Tensor) -> int:

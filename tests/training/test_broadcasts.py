@@ -49,6 +49,13 @@ def ranked(predictions: Tensor, target: Tensor) -> Tensor:
     return nn.functional.softplus(-order * (predictions - predictions.T)).mean()
 
 
+def kept(predictions: Tensor, target: Tensor) -> Tensor:
+    """Keep each prediction at the index that its target names."""
+    index = (target * 10).long().abs()
+    kept: Tensor = torch.zeros(50, 1).index_copy(0, index, predictions).square().mean()
+    return kept
+
+
 def run(loss: Loss, *, model: Callable[[], nn.Module] = line, data: Any = flat_table) -> Any:
     config = linear_config()
     config["dataset"][0]["class_path"] = data
@@ -87,10 +94,21 @@ def test_loss_that_broadcasts_the_target_is_reported_once(loss: Loss, log_lines:
     assert "target.squeeze(-1)" in report
 
 
-@pytest.mark.parametrize("loss", [squeezed, ranked])
+@pytest.mark.parametrize("loss", [squeezed, ranked, kept])
 def test_loss_that_does_not_broadcast_is_not_reported(loss: Loss, log_lines: list[str]) -> None:
     run(loss)
     assert reports(log_lines) == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("other", [Tensor.to_sparse, torch.nested.as_nested_tensor])
+def test_sparse_or_nested_prediction_is_not_watched(other: Callable[[Tensor], Tensor]) -> None:
+    class Two(nn.Linear):
+        def forward(self, inputs: Tensor) -> Any:
+            predictions = super().forward(inputs)
+            return predictions, other(predictions.detach())
+
+    run(lambda predictions, target: squeezed(predictions[0], target), model=lambda: Two(3, 1))
 
 
 class Net(Brain):
@@ -128,3 +146,23 @@ def test_report_leaves_the_training_as_it_was() -> None:
             optimizer.step()
     trained = context["model"]["line"].model.state_dict()
     torch.testing.assert_close(trained, model.state_dict(), rtol=0, atol=0)
+
+
+class Adversarial(Net):
+    """Passes a further argument to its loss."""
+
+    def fit_batch(self, batch: Any) -> Tensor:
+        predictions = self.compute_forward(batch, Stage.TRAIN)
+        loss = self.compute_objectives(predictions, batch, Stage.TRAIN, "generator")
+        loss.backward()
+        self.optimizers_step()
+        return loss.detach()
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage, part: str = "") -> Tensor:
+        return squared(predictions, batch[1])
+
+
+def test_loss_with_a_further_argument_is_watched(log_lines: list[str]) -> None:
+    brain = Adversarial(opt_class=lambda parameters: torch.optim.SGD(parameters, 0.1))
+    brain.fit(range(1), flat_table(), train_loader_kwargs={"batch_size": 4})
+    assert len(reports(log_lines)) == 1

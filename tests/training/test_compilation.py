@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import Brain, Stage, UpdaterBase, hookimpl, stages
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.run_options import RunOptions, compile_modules
+from tests.training.conftest import table
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -252,3 +253,24 @@ def test_a_key_that_names_no_module_is_told_with_the_nearest(make_table: Any, ho
     message = rf"{how}_module_keys: there is no module 'decode'; did you mean 'decoder'\?"
     with pytest.raises(ConfigError, match=message):
         fitted(make_table(4), **{f"{how}_module_keys": ["decode"]})
+
+
+def squeezed(predictions: Tensor, target: Tensor) -> Tensor:
+    return mse(predictions.squeeze(1), target)
+
+
+def test_compiled_loss_with_unequal_shapes_is_compiled(config: Config, run: Run) -> None:
+    """A broadcast is looked for in its first call: one graph is for batches of 4, and one for 2."""
+    graphs: list[Any] = []
+
+    def compile_graph(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    loss = torch.compile(squeezed, backend=compile_graph, dynamic=False, fullgraph=True)
+    chosen = config()
+    x, y = table(10).tensors
+    chosen["dataset"][0]["class_path"] = lambda: TensorDataset(x, y.squeeze(1))
+    chosen["phase"][0]["loss"] = loss
+    run(chosen)
+    assert len(graphs) == 2
