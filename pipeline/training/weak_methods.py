@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
-from weakref import WeakMethod
+from weakref import ref
 
 
 def own_method(owner: Any, name: str) -> Callable[..., Any]:
@@ -15,7 +16,7 @@ def own_method(owner: Any, name: str) -> Callable[..., Any]:
     What is not a method of this object is returned as it is.
     """
     method = getattr(owner, name)
-    if getattr(method, "__self__", None) is owner:
+    if isinstance(method, MethodType) and method.__self__ is owner:
         return WeaklyBound(method)
     return method  # type: ignore[no-any-return]
 
@@ -23,25 +24,28 @@ def own_method(owner: Any, name: str) -> Callable[..., Any]:
 class WeaklyBound:
     """A bound method that does not keep its object alive.
 
+    Unlike ``weakref.WeakMethod`` it keeps the function, which only this method may refer to.
+
     Args:
         method: the bound method. The object that it belongs to must outlive the calls.
     """
 
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._reference = WeakMethod(method)
-        self._name = method.__qualname__
+    def __init__(self, method: MethodType) -> None:
+        self._function = method.__func__
+        self._owner = ref(method.__self__)
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def __wrapped__(self) -> MethodType:
         """The bound method, of which ``inspect`` shows the signature.
 
         Raises:
             ReferenceError: its object no longer exists.
         """
-        method = self._reference()
-        if method is None:
-            raise ReferenceError(f"{self._name}: its object no longer exists; keep a reference to it")
-        return method
+        owner = self._owner()
+        if owner is None:
+            name = getattr(self._function, "__qualname__", repr(self._function))
+            raise ReferenceError(f"{name}: its object no longer exists; keep a reference to it")
+        return MethodType(self._function, owner)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the method."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import MethodType
 from typing import Any
 from weakref import ref
 
@@ -83,6 +85,28 @@ def test_updater_copied_inside_an_epoch_counts_its_own_epochs() -> None:
         copied.update()
     assert copied.state.epoch == 1
     assert copied.state_dict()["data"]["taken"] == 1
+
+
+class MadeOnAccess:
+    """A decorator. The function of the method that it makes has no name, and nothing else refers to it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, owner: Any, _: Any) -> MethodType:
+        return MethodType(partial(self.function), owner)
+
+
+def test_updater_with_a_method_made_on_access_trains() -> None:
+    class Decorated(StandardUpdater):
+        @MadeOnAccess
+        def new_epoch(self) -> None:
+            self.train_iterator = iter(self.dataloader)
+
+    updater = updater_of(Decorated)
+    for _ in range(6):
+        updater.update()
+    assert updater.state.epoch == 1
 
 
 def test_experiment_after_its_training_is_freed(tmp_path: Any) -> None:
