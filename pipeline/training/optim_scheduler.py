@@ -685,9 +685,7 @@ def _made(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
         # Compiled code has none; the call says what is wrong.
         signature = inspect.signature(lambda *_args, **_options: None)
     options = dict(optim_conf)
-    # An optimizer of the user may have `learning_rate` in the place of `lr`.
-    is_alias = "lr" in signature.parameters or "learning_rate" not in signature.parameters
-    if is_alias and "learning_rate" in options:
+    if "learning_rate" in options and not _takes_learning_rate(signature):
         if "lr" in options:
             raise ConfigError("optim_conf: 'lr' means the same as 'learning_rate', which is set too; keep one")
         options["lr"] = options.pop("learning_rate")
@@ -703,6 +701,13 @@ def _made(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
             raise
         what = ", ".join(f"{key}: {value}" for key, value in options.items())
         raise ConfigError(f"optim_conf: {name} refuses {{{what}}}: {error}; change the value") from error
+
+
+def _takes_learning_rate(signature: inspect.Signature) -> bool:
+    """Return whether an optimizer has an argument ``learning_rate``, as one of the user's own may have."""
+    parameters = signature.parameters
+    takes_any = any(own.kind is inspect.Parameter.VAR_KEYWORD for own in parameters.values())
+    return "learning_rate" in parameters or (takes_any and "lr" not in parameters)
 
 
 def optimize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,25 @@ def test_learning_rate_by_hand_is_lr() -> None:
     assert Constant("SGD", {"learning_rate": 0.25}, torch.nn.Linear(1, 1)).base_lr == 0.25
     with pytest.raises(ConfigError, match="optim_conf: 'lr' means the same as 'learning_rate'"):
         Constant("SGD", {"learning_rate": 0.25, "lr": 0.1}, torch.nn.Linear(1, 1))
+
+
+class Own(torch.optim.SGD):
+    """An optimizer whose argument is ``learning_rate``."""
+
+    def __init__(self, params: Any, learning_rate: float) -> None:
+        super().__init__(params, lr=learning_rate)
+
+
+class Keywords(torch.optim.SGD):
+    """An optimizer that reads ``learning_rate`` from its keyword arguments."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, lr=options["learning_rate"])
+
+
+@pytest.mark.parametrize("optimizer", [Own, Keywords])
+def test_learning_rate_that_an_optimizer_takes_keeps_its_name(optimizer: type) -> None:
+    assert Constant(optimizer, {"learning_rate": 0.25}, torch.nn.Linear(1, 1)).base_lr == 0.25
 
 
 @pytest.mark.parametrize(
