@@ -60,6 +60,16 @@ def test_learning_rate_that_an_optimizer_takes_keeps_its_name(optimizer: type) -
     assert Constant(optimizer, {"learning_rate": 0.25}, torch.nn.Linear(1, 1)).base_lr == 0.25
 
 
+def test_learning_rate_that_an_optimizer_takes_passes_the_check(linear: Path) -> None:
+    text = "import torch\nclass Own(torch.optim.SGD):\n    def __init__(self, params, learning_rate):\n"
+    (linear.parent / "own.py").write_text(
+        f"{text}        super().__init__(params, lr=learning_rate)\n", encoding="utf-8"
+    )
+    own = "optim_type: '{workspace}/own.py:Own', optim_conf: {learning_rate: 0.1}"
+    found = weights(linear, scheduler(own))
+    assert torch.equal(found[0], weights(linear, scheduler("optim_type: SGD, optim_conf: {lr: 0.1}"))[0])
+
+
 @pytest.mark.parametrize(
     ("options", "address"),
     [
