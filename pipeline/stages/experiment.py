@@ -72,7 +72,7 @@ from pipeline.training.optim_scheduler import (
     log_discarded_windows,
 )
 from pipeline.training.phase import begin_on_ranks, limited
-from pipeline.training.triggers import NEVER, Schedule
+from pipeline.training.triggers import Schedule
 from pipeline.training.unregistered import require_registered
 from pipeline.training.weak_methods import own_method
 from pipeline.user_code import plugins
@@ -276,8 +276,6 @@ class ExperimentBase(RunnerBase):
             call = own_method(self, f"_call_{name}")
             vars(self)[name] = partial(call, own_method(self, name))
         self._world = SINGLE
-        # After how many iterations a debug run ends.
-        self._debug_iterations = NEVER
         # How many batches the loader announced, if the length of the training depends on that.
         self._announced: int | None = None
 
@@ -336,6 +334,7 @@ class ExperimentBase(RunnerBase):
         self.setup_dataloader()
         self._count_iterations()
         self.setup_model()
+        self._limit_debug_run()
         self._offer_model()
         if self._world.size > 1:
             self._share_work()
@@ -424,8 +423,13 @@ class ExperimentBase(RunnerBase):
             whole = limited(self.train_loader, runner, ignore_debug=True)
             self._training["max_iteration"] = experiment_config.iterations_of(self.context, whole)
             self.train_loader = limited(self.train_loader, runner)
-            self._debug_iterations = experiment_config.debug_iterations(runner, self.train_loader)
             self._announced = length(self.train_loader) if runner.epochs else None
+
+    def _limit_debug_run(self) -> None:
+        """In a debug run, lower ``config.training.max_iteration``: a `train` of the user's own reads it."""
+        if not self.alone:
+            most = experiment_config.debug_iterations(self.context["runner"], self.train_loader)
+            self._training["max_iteration"] = min(self._training["max_iteration"], most)
 
     def _offer_model(self) -> None:
         """Put the model where checkpoints and later stages find it."""
@@ -819,8 +823,7 @@ class ExperimentBase(RunnerBase):
         counters = {**self.train_state, "iteration": self.iteration}
         intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
         self._schedule = Schedule(counters, printing=parse_intervals(every), **intervals)
-        limit = experiment_config.max_iteration(self.config)
-        self._schedule.max_steps = min(limit, self._debug_iterations)
+        self._schedule.max_steps = experiment_config.max_iteration(self.config)
         self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:

@@ -160,6 +160,30 @@ def test_as_a_stage_it_ends_at_the_limits_of_a_debug_run_and_its_epochs_after_li
     assert (state["iteration"], state["epoch"]) == (iterations, epochs)
 
 
+class OwnTrain(Line):
+    """Has the loop of PaddleSpeech's ExperimentBase."""
+
+    planned = 0
+    ended = 0
+
+    def setup_model(self) -> None:
+        type(self).planned = self.config.training.max_iteration
+        super().setup_model()
+
+    def train(self) -> None:
+        self.new_epoch()
+        while self.iteration < self.config.training.max_iteration:
+            self.iteration += 1
+            self.train_batch()
+        type(self).ended = self.iteration
+
+
+def test_train_of_a_subclass_ends_with_a_debug_run() -> None:
+    """A schedule that setup_model makes is that of the whole training."""
+    GeneralTrainer(config(OwnTrain, debug=True, max_steps=50)).run()
+    assert (OwnTrain.planned, OwnTrain.ended) == (50, 4)
+
+
 # The loop.
 
 
