@@ -656,6 +656,8 @@ class TrainLoop(PassLoop):
         has_own_batches = self._may_have_own_batches()
         if has_own_batches:
             self._count_epoch()
+            # A run that is resumed within this epoch would train on its batches again.
+            waits = SHUTDOWN.postponed()
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]

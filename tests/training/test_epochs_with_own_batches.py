@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from pipeline import Context, GeneralTrainer, RunnerBase
 from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.signals import StoppedError
 from tests.training.conftest import KilledError, linear_config, mse, table
 
 
@@ -139,6 +141,28 @@ def test_own_batches_of_killed_run_resume_bit_exactly(
     assert counts(resumed) == counts(straight) == [4, 4, 4]
     assert resumed["metrics"] == straight["metrics"]
     assert resumed["best"] == straight["best"]
+
+
+class Signalled(OwnBatches):
+    """Receives a signal in an epoch, which interrupts a validation elsewhere."""
+
+    def run(self, context: Context) -> None:
+        phase = context["model"]["line"]
+        for epoch in context.epochs():
+            train_by_hand(phase.model, phase.optim_schedulers["main"].optimizer, epoch)
+            if epoch == self.killed_in:
+                signal.raise_signal(signal.SIGTERM)
+
+
+def test_own_batches_of_signalled_run_are_not_trained_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = GeneralTrainer({**config(Signalled, seed=5), "name": "straight"}).run()
+    monkeypatch.setattr(Signalled, "killed_in", 1)
+    with pytest.raises(StoppedError):
+        GeneralTrainer(config(Signalled, seed=5)).run()
+    monkeypatch.setattr(Signalled, "killed_in", -1)
+    resumed = GeneralTrainer(config(Signalled, seed=5), resume="auto").run()
+    weights, expected = (context["model"]["line"].model.state_dict() for context in (resumed, straight))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("runner", [OwnBatches, Validating])
