@@ -406,7 +406,7 @@ class SeededLoader(DataLoader[Any]):
         changed = ", ".join(changes)
         what = f"{self.where}: changed after its persistent workers had started: {changed}"
         effect = "the workers keep their copies, so this has no effect on them"
-        remedy = "remove persistent_workers, or keep the value in shared memory"
+        remedy = "if the batches depend on it, remove persistent_workers, or keep it in shared memory"
         logger.warning(f"{what}; {effect}; {remedy} (torch.Tensor.share_memory_)")
 
     def _until_over(self, batches: Any) -> Iterator[Any]:

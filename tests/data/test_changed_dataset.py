@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import logging
+from functools import cached_property
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.data.worker_copies import WorkerCopies
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -113,3 +117,50 @@ def test_change_that_persistent_workers_miss_is_logged_once(log_lines: list[str]
 def test_shared_value_reaches_persistent_workers(log_lines: list[str]) -> None:
     assert run("shared", persistent=True) == [[1, 1, 1], [1, 1, 2], [1, 1, 3]]
     assert warnings_in(log_lines) == []
+
+
+class Cached(Levels):
+    """Has what a dataset opens, caches or logs, and a setting below a transform of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: dict[int, Any] = {}
+        self.file: Any = None
+        self.flip: Any = None
+        self.size = (1, 2)
+        self.logger = logging.getLogger("dataset")
+        self.chain = nn.Sequential(nn.Sequential(nn.Dropout(0.1)))
+
+    @cached_property
+    def classes(self) -> list[int]:
+        return [1, 2]
+
+
+def open_and_cache(dataset: Cached) -> None:
+    dataset.file = io.BytesIO()
+    dataset.cache[0] = dataset.classes
+    dataset.size = tuple(range(1, 3))
+    dataset.logger.setLevel("DEBUG")
+
+
+def change_values(dataset: Cached) -> None:
+    dataset.flip = reversed
+    dataset.size = (1, 3)
+    dataset.transforms.append(Transform())
+    dataset.chain[0][0].p = 0.2
+
+
+@pytest.mark.parametrize(
+    ("use", "changes"),
+    [
+        (open_and_cache, []),
+        (change_values, ["transforms", "flip", "size.1 (2 -> 3)", "chain.0.0.p (0.1 -> 0.2)"]),
+    ],
+)
+def test_cached_value_of_a_dataset_is_no_change(use: Any, changes: list[str]) -> None:
+    """The process of the training may read the dataset too, for example to show a sample."""
+    dataset = Cached()
+    copies = WorkerCopies(dataset=Subset(dataset, [0]))
+    use(dataset)
+    assert copies.changes() == [f"dataset.dataset.{change}" for change in changes]
+    assert copies.changes() == []
