@@ -69,6 +69,17 @@ class Loop(nn.Module):
         return torch.stack(columns).sum(dim=0)
 
 
+class Truncate(nn.Module):
+    """A model that reads the first 8 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 1)
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.embed(tokens[:, :8]).mean(dim=1)
+
+
 @pytest.fixture
 def trained(config: Config, run: Run) -> Callable[..., tuple[nn.Module, Any]]:
     """Train on texts of these lengths; the model and the function that loads its export."""
@@ -120,16 +131,18 @@ def test_export_takes_lengths_that_it_has_not_seen(
     assert any("exported: line(" in line and logged in line for line in log_lines)
 
 
-def test_export_of_a_loop_warns_that_its_length_is_fixed(
+@pytest.mark.parametrize("model", [Loop, Truncate])
+def test_export_that_fixes_a_length_warns(
     trained: Callable[..., Any],
     log_lines: list[str],
+    model: type[nn.Module],
 ) -> None:
     def tokens(samples: int, length: int) -> Inputs:
         return {"tokens": texts(samples, length)["tokens"]}
 
-    model, exported = trained(Loop, tokens, (7, 9))
+    trained_model, exported = trained(model, tokens, (7, 9))
     inputs = tokens(3, 7)
-    torch.testing.assert_close(exported(**inputs), model(**inputs))
+    torch.testing.assert_close(exported(**inputs), trained_model(**inputs))
     warnings = [line for line in log_lines if line.startswith("WARNING")]
     assert any("dimension 1 of tokens differs" in line for line in warnings)
 
