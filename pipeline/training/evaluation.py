@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from loguru import logger
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from pipeline.checkpoint import modes
 from pipeline.checkpoint.gradients import GradientsSetAside
@@ -159,8 +160,12 @@ def _part_of(
         judged = None
         if has_metrics or to_write is None:
             judged = type(brain).readable(brain, predictions, batch)
-        written = judged if to_write is None else to_write(predictions, batch)
-        return judged, target, batch, written
+        if to_write is None:
+            return judged, target, batch, judged
+        if has_metrics:
+            # The function may change in place what metrics judge.
+            predictions = tree_map_only(Tensor, torch.clone, predictions)
+        return judged, target, batch, to_write(predictions, batch)
 
     return part
 
