@@ -99,8 +99,9 @@ def _contents(owner: object, place: str) -> list[tuple[Any, Any]]:
 
 def _text(value: object) -> str:
     """A number or a short text as it is, the length of a short list, and the identity of others."""
-    is_text = isinstance(value, str | bytes)
-    if isinstance(value, int | float | None) or (is_text and len(value) <= _LONGEST_TEXT):
+    if isinstance(value, int | float | None):
+        return repr(value)
+    if isinstance(value, str | bytes) and len(value) <= _LONGEST_TEXT:
         return repr(value)
     if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
         return f"<{len(value)} items>"

@@ -127,9 +127,9 @@ class Cached(Levels):
         self.cache: dict[int, Any] = {}
         self.file: Any = None
         self.flip: Any = None
-        self.size = (1, 2)
+        self.size: tuple[int, ...] = (1, 2)
         self.logger = logging.getLogger("dataset")
-        self.chain = nn.Sequential(nn.Sequential(nn.Dropout(0.1)))
+        self.chain: Any = nn.Sequential(nn.Sequential(nn.Dropout(0.1)))
 
     @cached_property
     def classes(self) -> list[int]:
