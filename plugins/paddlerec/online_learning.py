@@ -192,7 +192,8 @@ class Runner(stages.Runner):
                 told = True
             if time.monotonic() >= end:
                 if self._window >= 0:
-                    context.save()
+                    # Nothing of this epoch is trained yet, so a resumed run can begin it again.
+                    loop_of(context).save_if(True)
                 raise DataError(f"{what}: {missing} is not there after {self.wait:g} s; resume the run when it is")
             look_again = min(end, time.monotonic() + self.poll)
             while not exit_requested(context) and time.monotonic() < look_again:

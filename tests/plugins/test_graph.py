@@ -174,7 +174,7 @@ def test_the_other_keys_are_noted_in_the_boxes(drawn: Drawn) -> None:
         "network": {"from the trainer": ["device"]},
         "startup": {"from the trainer": ["engine"], "to the trainer": ["status"]},
         "runner": {"from the trainer": ["runner"], "to plugins": ["current_epoch"]},
-        "terminal": {"from the trainer": ["run_dir"]},
+        "terminal": {"from the trainer": ["run_dir", "world"]},
     }
 
 
