@@ -591,7 +591,7 @@ class TrainLoop(PassLoop):
             return
         due = self.counters["iteration"] >= self.due
         # A validation that a signal has interrupted is made again.
-        if self._last_leader and (due or self.validation.running):
+        if (due and self._last_leader) or self.validation.running:
             self._do_due(self._last_leader)
         elif exit_requested(self.context) or self._save_postponed or self.context.requests:
             self._validate_on_request()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import Context, GeneralTrainer, RunnerBase
+from pipeline import Context, GeneralTrainer, RunnerBase, hookimpl
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.signals import StoppedError
 from tests.training.conftest import KilledError, linear_config, mse, table
@@ -163,6 +163,30 @@ def test_own_batches_of_signalled_run_are_not_trained_on_again(monkeypatch: pyte
     resumed = GeneralTrainer(config(Signalled, seed=5), resume="auto").run()
     weights, expected = (context["model"]["line"].model.state_dict() for context in (resumed, straight))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+class SignalAfterFirstPhase:
+    """Sends a signal between the validations of two phases at the end of the last epoch."""
+
+    @hookimpl
+    def after_validation(self, context: Context, phase: str) -> None:
+        if (phase, context["train_state"]["epoch"]) == ("line", 4):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_validations_after_a_signal_are_made_on_resume() -> None:
+    """The numbers of the second phase are those of a run without a signal."""
+    data = config(OwnBatches, valid_interval=1, seed=5)
+    data["phase"].append({**data["phase"][0], "name": "other"})
+    expected = GeneralTrainer({**data, "name": "straight"}).run()["metrics"]
+    signalled = {**data, "plugins": [*data["plugins"], SignalAfterFirstPhase]}
+
+    with pytest.raises(StoppedError):
+        GeneralTrainer(signalled).run()
+    resumed = GeneralTrainer(data, resume="auto").run()
+
+    assert expected.keys() == {"line", "other"}
+    assert resumed["metrics"] == expected
 
 
 @pytest.mark.parametrize("runner", [OwnBatches, Validating])
