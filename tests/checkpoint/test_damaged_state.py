@@ -305,8 +305,8 @@ WRONG: list[tuple[Place, Any, str]] = [
     (("recoverables", "mid_epoch", "dataset", "d"), 1, r"mid_epoch: dataset\.d is 1"),
     (("recoverables", "plugin:metric_log"), {"metrics": 1}, "plugin:metric_log: metric_log: timing is missing"),
     (("recoverables", "plugin:progress_bar", "epoch"), "1", "plugin:progress_bar: progress_bar: epoch is '1'"),
-    (("loop", "leader"), 7, "loop is dict of 7: value error, its leader, 7, is no open pass; use another checkpoint"),
-    (("loop", "inner"), None, "loop is dict of 7: value error, its leader, 2, is no open pass; use another checkpoint"),
+    (("loop", "leader"), 7, "loop is dict of 8: value error, its leader, 7, is no open pass; use another checkpoint"),
+    (("loop", "inner"), None, "loop is dict of 8: value error, its leader, 2, is no open pass; use another checkpoint"),
     (("loop", "inner", 1, "state", "discarded"), [], r"the pass over 'q' is not of 1 optim_schedulers; use another"),
     (("loop",), None, "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path"),
 ]
