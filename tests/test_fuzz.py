@@ -43,6 +43,7 @@ def test_1000_mutated_configs_are_answered_with_faults_alone() -> None:
         ("dataset.train_data.class_path={workspace}/loop.py", "can be no file: Symlink loop from"),
         ("dataset.train_data.class_path={workspace}/deep.py", "is nested too deeply"),
         (r'workspace="\0"', "can be no folder: embedded null byte; check the path"),
+        ("dataset.train_data.data_path=4", "is 4, a whole number"),
     ],
 )
 def test_what_it_found_stays_mended(linear: Path, override: str, message: str) -> None:

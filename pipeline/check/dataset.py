@@ -75,7 +75,7 @@ def _check_reader(dataset: Setting, definition: source.Definition | None, keys: 
     paths, ours = dataset["data_path"].value, dataset["class_path"].value == SLOT_CLASS
     # Another class may read such files by what it likes.
     ours = ours or bool(definition and classes.is_subclass(definition, READER))
-    for path in [paths] if isinstance(paths, str) else paths or ():
+    for path in paths if isinstance(paths, list) else [paths]:
         if ours and str(path).endswith(NEEDS_EXTRA) and source.find_spec("pyarrow") is None:
             dataset["data_path"].fault(no_package(str(path), "pyarrow"))
     if dataset["class_path"].value != SLOT_CLASS:

@@ -171,7 +171,7 @@ BAD = """
 @pytest.mark.slow
 def test_nan_guard_names_the_batch_of_the_rank_that_is_to_blame(workspace: Workspace) -> None:
     config = workspace({**FILES, "bad.py": BAD}) / "config.yaml"
-    own = "plugins=[nan_guard]", "phase.waves.model={workspace}/bad.py:Steep"
+    own = "+plugins=[nan_guard]", "phase.waves.model={workspace}/bad.py:Steep"
     code, first, second = run_on_two(config, "mode=train", *own)
     assert code == 5
     assert "a gradient is not in iteration 1; first not finite: the gradient of" in second
