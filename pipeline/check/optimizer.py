@@ -85,7 +85,7 @@ def _check_misplaced(settings: Setting, parameters: Parameters | None) -> None:
 
 def _check_options(settings: Setting, parameters: Parameters | None, name: str, ours: Sequence[str]) -> None:
     """The options of an optimizer, or of one of its groups; ``ours``: the keys that are none."""
-    # An optimizer of the user may have `learning_rate` in the place of `lr`.
+    # A custom optimizer may take `learning_rate` instead of `lr`.
     is_alias = parameters is None or "lr" in parameters.names or "learning_rate" not in parameters.names
     if is_alias and settings["learning_rate"].node and settings["lr"].node:
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)

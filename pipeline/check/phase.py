@@ -466,7 +466,7 @@ class PhaseCheck:
         return limit if decides and is_untouched(self.runner.node, "runner") and isinstance(limit, int) else None
 
     def metric(self, name: str, metric: Setting, methods: Mapping[str, tuple[str, ...]]) -> None:
-        """One metric, ``{class, args}``; ``methods``: those that are called, with their arguments."""
+        """One metric, ``{class, args}``; ``methods``: the methods that are called, with their arguments."""
         if name == "loss":
             metric.fault("would replace the loss of the phase, which is reported by that name; give it another")
         path = metric.class_of("{class: AUC} or {class: …, args: {…}}", "batch")

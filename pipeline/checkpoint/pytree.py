@@ -207,8 +207,8 @@ def save_state(path: str | Path, state: Any) -> None:
     Args:
         path: the file; the folders above it are made.
         state: None, truth values, integers, floats, strings, bytes, tensors (dense, or sparse as COO), and lists, tuples,
-            dicts with keys that are strings or integers, OrderedDicts and Counters of them. Numbers, truth values and
-            strings of numpy are saved as those of Python.
+            dicts with keys that are strings or integers, OrderedDicts and Counters of them. NumPy numbers,
+            bools and strings are saved as Python values.
 
     Raises:
         CheckpointError: something in it is of another type.
@@ -218,7 +218,7 @@ def save_state(path: str | Path, state: Any) -> None:
 
 
 def load_state(path: str | Path) -> Any:
-    """The state that ``save_state`` wrote, with the same types, but for numpy's; tensors are on the CPU.
+    """The state that ``save_state`` wrote, with the same types, except numpy's; tensors are on the CPU.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or something else wrote it.

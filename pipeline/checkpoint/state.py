@@ -35,7 +35,7 @@ class StateModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _take_numpy_numbers(cls, tree: Any) -> Any:
-        """Take numbers of numpy, which user code may count with, as those of Python."""
+        """Convert numpy numbers, with which user code may count, to Python numbers."""
         if not isinstance(tree, Mapping):
             return tree
         return {name: without_numpy(value) for name, value in tree.items()}

@@ -74,7 +74,7 @@ def as_number(value: Any, where: str) -> Any:
 def without_numpy(value: Any) -> Any:
     """Return the plain Python value of a numpy number, truth value or string; anything else as it is.
 
-    numpy is looked up and not imported: without it in the process, there are no such values.
+    numpy is not imported for this: a process that has not imported it has no numpy values.
     """
     if type(value) in _PLAIN:
         return value

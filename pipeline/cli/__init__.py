@@ -215,7 +215,7 @@ def _use_streams() -> None:
 def _opened_again(stream: TextIOWrapper) -> TextIOWrapper:
     """Return a standard stream that behaves as the given one, but outlives the reader of its pipe."""
     raw = _StandardStream(stream.fileno(), "w", closefd=False)
-    # With PYTHONUNBUFFERED there is no buffer.
+    # With PYTHONUNBUFFERED, the stream writes without a buffer.
     unbuffered = isinstance(stream.buffer, FileIO)
     return TextIOWrapper(
         raw if unbuffered else BufferedWriter(raw),
@@ -230,7 +230,7 @@ class _StandardStream(FileIO):
     """Standard output or error. Once the reader of its pipe has left, output is discarded.
 
     The command continues, and its exit code says how it has ended: `pipeline check … | head -1` leaves with 2 for a
-    fault, and a training whose log nobody reads any more is not lost.
+    fault, and a training continues after the reader of its log has exited.
     """
 
     def write(self, data: Any) -> int:

@@ -93,13 +93,13 @@ def _describe(predictions: Tensor, target: Tensor) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors with a shape and a memory; nested and sparse ones have none."""
+    """Return the strided tensors; nested and sparse tensors have no single shape or storage."""
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return [own for own in tensors if own.layout is torch.strided and not own.is_nested]
 
 
 def _pairs(predictions: Any, target: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return the predictions and targets that have as many numbers, and broadcast to more."""
+    """Return the pairs with equally many elements that broadcast to more elements."""
     return [
         (prediction, label)
         for prediction in _tensors(predictions)
@@ -139,9 +139,9 @@ def _observing(observe: Callable[[Any, Any], None]) -> Any:
 
     members = {
         "__torch_dispatch__": run,
-        # Else torch.compile skips the functions that are first called in this context, forever.
+        # Otherwise torch.compile never compiles a function that is first called in this context.
         "ignore_compile_internals": classmethod(lambda _: True),
-        # Else torch refuses operations such as torch.cond.
+        # Otherwise torch refuses operations such as torch.cond.
         "supports_higher_order_operators": True,
     }
     return type("Observing", (_DispatchMode,), members)()
@@ -170,7 +170,7 @@ class _BroadcastWatch:
         self._results: list[Tensor] = []
 
     def look_at(self, arguments: Any, returned: Any) -> None:
-        """Look at the shapes of what an operation takes and returns."""
+        """Check the shapes of an operation's arguments and results."""
         inputs = _tensors(arguments)
         results = _tensors(returned)
         predictions = [tensor for tensor in inputs if _memory(tensor) in self.of_predictions]
@@ -189,7 +189,7 @@ class _BroadcastWatch:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Return what identifies the memory of a tensor; its views have the same."""
+    """Return the identity of a tensor's storage, which its views share."""
     identity: int = tensor.untyped_storage()._cdata
     return identity
 

@@ -656,7 +656,7 @@ class TrainLoop(PassLoop):
         has_own_batches = self._may_have_own_batches()
         if has_own_batches:
             self._count_epoch()
-            # A run that is resumed within this epoch would train on its batches again.
+            # A run that resumes inside this epoch would train on its batches again.
             waits = SHUTDOWN.postponed()
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}

@@ -131,11 +131,23 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def threads_of_session(session: int) -> str:
-    """Return what each thread of a session waits for, as ``ps`` shows it."""
-    columns = "pid,ppid,tid,stat,comm,wchan:30,args"
-    command = ["ps", "-L", "-o", columns, "--sid", str(session)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+def wait_for_session(session: int, seconds: float) -> None:
+    """Wait until no process of a session runs any more, and fail with what each thread waits for.
+
+    A process that is killed inside fsync ends when the disk has answered. That time does not count.
+    """
+    command = ["ps", "-L", "-o", "stat,pid,ppid,tid,comm,wchan:30,args", "--sid", str(session), "--no-headers"]
+    end = time.monotonic() + seconds
+    last = time.monotonic() + 60
+    while True:
+        threads = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        running = [thread for thread in threads if not thread.startswith(("Z", "X"))]
+        if not running:
+            return
+        if any(thread.startswith("D") for thread in running):
+            end = min(last, time.monotonic() + seconds)
+        assert time.monotonic() < end, "\n".join(running)
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -226,12 +238,9 @@ def test_processes_end_soon_after_their_launcher(job: Job, command: list[str], n
         while any(map(is_running, pids)) and time.monotonic() < end:
             time.sleep(0.1)
         assert not any(map(is_running, pids))
-        # The workers of their loaders too, which hold the pipe. A disk that is busy keeps a process
-        # that is killed inside fsync for some seconds.
-        try:
-            launcher.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"still running:\n{threads_of_session(launcher.pid)}")
+        # The workers of their loaders too, which hold the pipe.
+        wait_for_session(launcher.pid, 10)
+        launcher.communicate(timeout=10)
 
 
 @pytest.mark.slow
