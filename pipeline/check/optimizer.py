@@ -78,7 +78,7 @@ def _check_misplaced(settings: Setting, parameters: Parameters | None) -> None:
         is_taken = parameters is None or parameters.any_name or key in parameters.names
         if settings[key].node and not is_taken:
             what = f"'{key}' is an argument of the OptimScheduler, not of the optimizer"
-            settings[key].fault(f"{what}; write it beside optim_conf, in args", of_key=True)
+            settings[key].fault(f"{what}; write it next to optim_conf, in args", of_key=True)
     if settings["class"].node:
         settings["class"].fault("optim_type names the class of the optimizer; remove it", of_key=True)
 

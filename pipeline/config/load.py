@@ -375,7 +375,7 @@ class Config:
         reads: what of it was read so far.
         sources: the files of user code that it names, and their neighbours; filled in by the check.
         swaps: what changes where a stage is not the default; filled in by the check.
-        notes: what is no fault, but perhaps not meant; the check adds to it.
+        notes: warnings about what is allowed but may be unintended; the check adds to them.
         overrides: those that it was read with.
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
         switched_off: the addresses of keys without effect, because a later layer switches them off;
@@ -482,7 +482,7 @@ class ConfigBuilder:
         faults: what is wrong with it.
         config: the finished config; None while there are faults.
         used: the addresses that values of the config refer to.
-        notes: what is no fault, but perhaps not meant.
+        notes: warnings about what is allowed but may be unintended.
         removed_plugins: the items of ``plugins`` that have removed a plugin of a base or file.
     """
 

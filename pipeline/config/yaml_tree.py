@@ -144,7 +144,7 @@ def unique_nodes(*nodes: Node) -> tuple[Node, ...]:
     return tuple({node.origin: node for node in nodes}.values())
 
 
-# Larger integers do not fit into a float, and Python refuses to print those of some thousand digits.
+# Larger integers do not fit into a float, and Python refuses to print integers of some thousand digits.
 MAX_BITS = 1000
 
 _TOO_LARGE = f"is an integer of more than {MAX_BITS} bits; write a smaller one, or quote it to make it a string"

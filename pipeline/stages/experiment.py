@@ -426,7 +426,7 @@ class ExperimentBase(RunnerBase):
             self._announced = length(self.train_loader) if runner.epochs else None
 
     def _limit_debug_run(self) -> None:
-        """In a debug run, lower ``config.training.max_iteration``: a `train` of the user's own reads it."""
+        """In a debug run, lower ``config.training.max_iteration``, since a custom `train` reads it."""
         if not self.alone:
             most = experiment_config.debug_iterations(self.context["runner"], self.train_loader)
             self._training["max_iteration"] = min(self._training["max_iteration"], most)
@@ -449,7 +449,7 @@ class ExperimentBase(RunnerBase):
         self.checkpointer._begin(self.context["model"])
 
     def _trained(self) -> dict[str, Any]:
-        """Return what has a state beside the model: optimizers, schedules and the like, by name."""
+        """Return everything with a state except the model, such as optimizers and schedules, by name."""
         return {**self._optimizer(), **self._parts()}
 
     def _share_work(self) -> None:

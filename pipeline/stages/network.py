@@ -294,7 +294,7 @@ class Network(NetworkBase):
 
 
 def refuse_trainable_loss(loss: object, model: nn.Module, address: str) -> None:
-    """Raise for a loss with parameters of its own that require a gradient.
+    """Raise for a loss that has parameters which require a gradient.
 
     Raises:
         ConfigError: it has some; the optimizer does not train them, and no checkpoint has them.
@@ -308,7 +308,7 @@ def refuse_trainable_loss(loss: object, model: nn.Module, address: str) -> None:
 
 
 def refuse_uncalled(cls: type, base: type, remedies: Mapping[str, str], address: str, context: Context) -> None:
-    """Raise for methods that nobody calls, where ``check`` could not read from which class a class derives.
+    """Raise for methods that the framework never calls, if ``check`` could not determine the base classes.
 
     Raises:
         ConfigError: there are some.

@@ -343,7 +343,7 @@ class BestTracker:
         return better
 
     def move(self, before: int, now: int) -> None:
-        """Take the numbers of an iteration, of which no checkpoint was saved, as those of another."""
+        """Assign the numbers of an iteration without a checkpoint to another iteration."""
         moved = [entry.value for entry in self.pending if entry.iteration == before]
         if self.iteration == before and self.value in moved:
             self.iteration = now
@@ -470,11 +470,11 @@ class Validation:
         return numbers
 
     def move(self, before: int, phases: Iterable[str]) -> None:
-        """Take the validations of an iteration as those of the present one.
+        """Assign the validations of an earlier iteration to the current one.
 
         Args:
             before: that iteration.
-            phases: those that were validated in it, and not before it.
+            phases: the phases that were validated in it, and not before it.
         """
         now = self.counters["iteration"]
         for name in phases:

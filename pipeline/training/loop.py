@@ -449,7 +449,7 @@ class TrainLoop(PassLoop):
         return True
 
     def _do_due(self, training: TrainPass | None) -> bool:
-        """Do what is due; None: the stage trains on batches of its own, so no pass leads."""
+        """Do what is scheduled for this iteration. Without a pass, the stage creates its batches itself."""
         due: Sequence[bool] = self.schedule.due(self.counters)
         self._due_since = 0
         if self.agreement:
@@ -661,7 +661,7 @@ class TrainLoop(PassLoop):
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]
-        # Which phases the stage's own batches have trained is not known, so all are validated.
+        # It is unknown which phases the stage has trained, so all are validated.
         validating = self.validation.phases if has_own_batches else unvalidated
         with waits:
             for name in validating if self.schedule.validating.fires_after(epoch + 1) else ():
@@ -689,14 +689,14 @@ class TrainLoop(PassLoop):
     def _may_have_own_batches(self) -> bool:
         """Whether an epoch is running in which no batch was counted.
 
-        The stage may have trained on batches of its own. A run cannot continue in such an epoch,
-        since its code runs again from the top.
+        The stage may have trained on batches that it created itself. A run cannot continue inside
+        such an epoch, since the code of the stage runs again from the top.
         """
         is_uncounted = self.counters["iteration"] == self._epoch_began.iteration
         return self.journal.inner is not None and is_uncounted
 
     def _count_epoch(self) -> None:
-        """Count an epoch in which the stage has trained on batches of its own as one iteration.
+        """Count an epoch that the stage has trained on batches that it created itself as one iteration.
 
         The checkpoint at the end of the epoch has this iteration, so what was validated in the
         epoch gets it too.
@@ -728,7 +728,7 @@ class TrainLoop(PassLoop):
         if not asked and not self.validation.is_needed(self.schemas[name], last=last):
             return {}
         random = random_state(self._generators_in_validation())
-        # In the body of a batch, or of an epoch with batches of its own, there is no place to go on from.
+        # Inside a batch, or an epoch whose batches the stage creates itself, a run cannot continue.
         in_body = asked and (bool(self.work) or self._may_have_own_batches())
         waits = SHUTDOWN.postponed() if in_body else nullcontext()
         self.context.is_last_validation = last

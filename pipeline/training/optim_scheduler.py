@@ -682,7 +682,7 @@ def _made(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
     try:
         signature = inspect.signature(maker)
     except (TypeError, ValueError):
-        # Compiled code has none; the call says what is wrong.
+        # Compiled code has no signature; the call itself reports what is wrong.
         signature = inspect.signature(lambda *_args, **_options: None)
     options = dict(optim_conf)
     if "learning_rate" in options and not _takes_learning_rate(signature):
@@ -704,7 +704,7 @@ def _made(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
 
 
 def _takes_learning_rate(signature: inspect.Signature) -> bool:
-    """Return whether an optimizer has an argument ``learning_rate``, as one of the user's own may have."""
+    """Return whether an optimizer takes an argument ``learning_rate``, as a custom one may."""
     parameters = signature.parameters
     takes_any = any(own.kind is inspect.Parameter.VAR_KEYWORD for own in parameters.values())
     return "learning_rate" in parameters or (takes_any and "lr" not in parameters)

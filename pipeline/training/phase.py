@@ -82,7 +82,7 @@ def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator
         if inside.startswith("groups."):
             address = f"{address}{arguments}.{inside}"
         elif inside == "optim_conf":
-            # The keys of hyper_parameters.optimizer are those of the optimizer.
+            # The keys of hyper_parameters.optimizer are the arguments of the optimizer.
             address = f"{address}{arguments}.{inside}" if arguments else address
         else:
             message = str(error)
@@ -221,7 +221,7 @@ class Plan(NamedTuple):
 def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> Plan:
     """Say to each schedule that asks how long the training is, before the first step, how long it is.
 
-    A debug run ends earlier, but its schedules are those of the whole training. So it finds what is
+    A debug run ends earlier, but it builds the schedules of the whole training. So it finds what is
     wrong with them, and trains with the rates of the first steps.
 
     Args:

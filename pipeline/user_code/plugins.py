@@ -155,7 +155,7 @@ class Plugin:
                 yield number
 
     def _default(self, argument: str) -> object:
-        """Return the default of an argument of the constructor, from its source; None if it has none that is a literal."""
+        """Return the default of a constructor argument, from its source; None if it is not a literal."""
         definition = class_path.examine(self.target)[0] if isinstance(self.target, ClassPath) else None
         member = classes.member(definition, "__init__") if definition else None
         if member is None or not isinstance(member[0], ast.FunctionDef):

@@ -282,7 +282,7 @@ def names(module: Module) -> list[str]:
 
 
 def offered_classes(module: Module) -> list[str]:
-    """Return the public classes of a module, sorted: those in ``__all__``, or else those that it defines.
+    """Return the public classes of a module, sorted: the ones in ``__all__``, otherwise the ones it defines.
 
     Protocols and abstract classes are left out, since a config cannot name them.
     """
@@ -294,7 +294,7 @@ def offered_classes(module: Module) -> list[str]:
 
 
 def _is_abstract(definition: Definition | None) -> bool:
-    """Return whether a class is a protocol or has an abstract method of its own."""
+    """Return whether a class is a protocol or defines an abstract method."""
     if definition is None or not isinstance(definition.node, ast.ClassDef):
         return False
     marks = [mark for node in definition.node.body for mark in getattr(node, "decorator_list", ())]

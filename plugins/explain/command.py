@@ -134,7 +134,7 @@ def _unlisted_plugin(draft: ConfigBuilder, address: str) -> Node | None:
 
 
 def _plugins(draft: ConfigBuilder) -> Iterator[str]:
-    """Each plugin of a config with the places that set it, and those that were removed."""
+    """List the plugins of a config, removed ones included, each with the places that set it."""
     section = draft.tree.child(plugin_list.SECTION) if draft.tree else None
     items = section.value if section and isinstance(section.value, list) else []
     named = [item.name for item in items]

@@ -120,7 +120,7 @@ def file_difference(straight: Path, interrupted: Path) -> str | None:
 
 
 def _differing_lines(one: bytes, other: bytes, first: int) -> str:
-    """Return the lines that differ, each on a line of its own; ``""`` if a file is no text.
+    """Return the lines that differ, one per line; ``""`` if a file is not text.
 
     Args:
         one: what the straight run has written.

@@ -1,4 +1,4 @@
-"""What `pipeline report` needs beside the package itself; the extra `report` has it."""
+"""The packages that `pipeline report` needs; the extra `report` installs them."""
 
 from __future__ import annotations
 
