@@ -488,7 +488,9 @@ class Validation:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this iteration keeps."""
         best = self.best.state_dict(self.counters["iteration"]) if self.best else None
-        return {"validated": self.validated, "running": self.running, "best": best}
+        # The end of training makes an interrupted last validation again.
+        running = self.running and not self.context.is_last_validation
+        return {"validated": self.validated, "running": running, "best": best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from that state."""
