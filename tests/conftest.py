@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,7 +34,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_process() -> Iterator[None]:
+    """Give each test the same log sink, and restore the environment variables that it changes."""
+    variables = dict(os.environ)
+    logger.remove()
+    logger.add(sys.stderr)
+    yield
+    changed = dict(os.environ)
+    # pytest sets this one itself.
+    changed["PYTEST_CURRENT_TEST"] = variables["PYTEST_CURRENT_TEST"]
+    if changed != variables:
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(_clean_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs go to the test's own folder, since they are relative to where a command runs."""
     folder = tmp_path / "cwd"
     folder.mkdir()
