@@ -17,6 +17,8 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
+from coverage_contexts import current_test, follow
+
 _Task = TypeVar("_Task")
 _Done = TypeVar("_Done")
 
@@ -202,6 +204,7 @@ def _become(folder: str, arguments: list[str], log: str, environment: dict[str, 
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     os.environ.update(environment)
+    follow(current_test())
     sys.argv = ["pipeline", *arguments]
 
 

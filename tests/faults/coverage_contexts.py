@@ -1,0 +1,46 @@
+"""Which test runs, for coverage's contexts; a plugin of pytest: ``PYTHONPATH=tests/faults pytest -p coverage_contexts``.
+
+Processes that tests start, fork, or share belong to the test that uses them at the moment. Programs that are started
+with ``COVERAGE_PROCESS_START`` begin in the context of the test, if that file says ``context = ${PYTEST_CURRENT_TEST-}``.
+Where ``TEST_COSTS`` names a file, the seconds of each test are added to it, one JSON line for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Generator
+from typing import Any
+
+from pluggy import HookimplMarker
+
+
+def follow(test: str) -> None:
+    """Count what this process runs from here on for a test, if coverage is measured."""
+    coverage = sys.modules.get("coverage")
+    current = coverage.Coverage.current() if coverage else None
+    if current:
+        current.switch_context(test)
+
+
+def current_test() -> str:
+    """Return the test that this process runs for, as pytest says; empty outside of tests."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "")
+
+
+@HookimplMarker("pytest")(hookwrapper=True)
+def pytest_runtest_protocol(item: Any) -> Generator[None]:
+    """Switch to the context of a test, and note how long the test takes."""
+    follow(item.nodeid)
+    began = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - began
+    path = os.environ.get("TEST_COSTS")
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps([item.nodeid, round(seconds, 3)]) + "\n")
+
+
+os.register_at_fork(after_in_child=lambda: follow(current_test()))
