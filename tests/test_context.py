@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import Context, EngineMode, GeneralTrainer
+from pipeline import Context, EngineMode, GeneralTrainer, testing
 from pipeline.context import KEYS
 from pipeline.errors import ContextError
 
@@ -163,12 +163,15 @@ RUNNER = """
 """
 
 
-@pytest.fixture
-def recorded(linear: Path) -> list[dict[str, str]]:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """context.json of a run whose runner stage counts in ``visited``."""
-    (linear.parent / "own.py").write_text(RUNNER.replace("\n    ", "\n"))
-    GeneralTrainer(linear, ["runner.train_runner.runner_class_path={workspace}/own.py"]).run()
-    record: dict[str, list[dict[str, str]]] = json.loads(Path("runs/workspace/latest/context.json").read_text())
+    folder = tmp_path_factory.mktemp("recorded")
+    config = testing.Workspace(folder / "workspace").config
+    (config.parent / "own.py").write_text(RUNNER.replace("\n    ", "\n"))
+    own = "runner.train_runner.runner_class_path={workspace}/own.py"
+    run_dir = GeneralTrainer(config, [own, f"output_dir={folder}"]).run()["run_dir"]
+    record: dict[str, list[dict[str, str]]] = json.loads((run_dir / "context.json").read_text())
     return record["train_runner"]
 
 
@@ -207,31 +210,35 @@ def test_the_trainer_writes_the_keys_of_the_table_before_the_first_stage(linear:
     assert sorted(context["found"]) == sorted(TRAINERS)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("is_exit", False),
-        ("runner_name", "train_runner"),
-        ("hyper_parameters", {"optimizer": {"class": "SGD", "learning_rate": 0.1}}),
-        ("engine", EngineMode.SINGLE),
-        ("is_fleet", False),
-        ("fleet_mode", ""),
-        ("is_infer", False),
-        ("rank", 0),
-        ("local_rank", 0),
-        ("world_size", 1),
-        ("current_epoch", 1),
-        ("train_state", {"iteration": 12, "update": 12, "epoch": 2, "samples": 48, "phase_index": 0}),
-    ],
-)
-def test_after_a_run_the_keys_hold_what_the_table_says(linear: Path, key: str, value: object) -> None:
-    assert GeneralTrainer(linear).run()[key] == value
+@pytest.fixture(scope="module")
+def after(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """The context after a run of the linear config."""
+    folder = tmp_path_factory.mktemp("after")
+    return GeneralTrainer(testing.Workspace(folder / "workspace").config, [f"output_dir={folder}"]).run()
 
 
-def test_config_is_read_by_dotted_address_with_a_default(linear: Path) -> None:
-    context = GeneralTrainer(linear).run()
-    assert context["config"].get("dataset.train_data.batch_size") == 4
-    assert context["config"].get("dataset.train_data.batchsize", 7) == 7
-    assert context["env"]["dataset"][0]["batch_size"] == 4
-    assert (context["config_yaml"], context["device"].type) == (str(linear), "cpu")
-    assert [phase["name"] for phase in context["phases"]] == ["line"]
+def test_after_a_run_the_keys_hold_what_the_table_says(after: Context) -> None:
+    expected = {
+        "is_exit": False,
+        "runner_name": "train_runner",
+        "hyper_parameters": {"optimizer": {"class": "SGD", "learning_rate": 0.1}},
+        "engine": EngineMode.SINGLE,
+        "is_fleet": False,
+        "fleet_mode": "",
+        "is_infer": False,
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 1,
+        "current_epoch": 1,
+        "train_state": {"iteration": 12, "update": 12, "epoch": 2, "samples": 48, "phase_index": 0},
+    }
+    assert {key: after[key] for key in expected} == expected
+
+
+def test_config_is_read_by_dotted_address_with_a_default(after: Context) -> None:
+    assert after["config"].get("dataset.train_data.batch_size") == 4
+    assert after["config"].get("dataset.train_data.batchsize", 7) == 7
+    assert after["env"]["dataset"][0]["batch_size"] == 4
+    assert Path(after["config_yaml"]).parts[-2:] == ("workspace", "config.yaml")
+    assert after["device"].type == "cpu"
+    assert [phase["name"] for phase in after["phases"]] == ["line"]

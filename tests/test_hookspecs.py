@@ -13,7 +13,7 @@ import pytest
 import torch
 from pipeline_plugins import weight_exporter
 
-from pipeline import Context, GeneralTrainer, hookspecs
+from pipeline import Context, GeneralTrainer, hookspecs, testing
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import DataError, PipelineError
 from pipeline.signals import StoppedError
@@ -88,13 +88,27 @@ SAVED = "after_checkpoint_saved"
 """Comes when the disk has it, while training goes on."""
 
 
+RECORDING = 'plugins=["{workspace}/recorder.py"]'
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """The context of a run of the linear config as it is, with a plugin that records every hook."""
+    folder = tmp_path_factory.mktemp("plain")
+    config = testing.Workspace(folder / "workspace").config
+    (config.parent / "recorder.py").write_text(RECORDER, encoding="utf-8")
+    return GeneralTrainer(config, [RECORDING, f"output_dir={folder}"]).run()
+
+
 @pytest.fixture
-def recorded(linear: Path) -> Recorded:
-    """Runs the linear config with a plugin that records every hook."""
+def recorded(linear: Path, plain: Context) -> Recorded:
+    """Runs the linear config with a plugin that records every hook; without overrides it has run already."""
 
     def run(*overrides: str) -> Context:
+        if not overrides:
+            return plain
         (linear.parent / "recorder.py").write_text(RECORDER, encoding="utf-8")
-        return GeneralTrainer(linear, ['plugins=["{workspace}/recorder.py"]', *overrides]).run()
+        return GeneralTrainer(linear, [RECORDING, *overrides]).run()
 
     return run
 
@@ -470,17 +484,15 @@ UPDATERS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("updater", UPDATERS)
-@pytest.mark.parametrize("hook", BATCH)
-def test_the_batch_counts_in_after_batch_and_not_before(
-    recorded: Recorded, linear: Path, hook: str, updater: str
-) -> None:
+def test_the_batch_counts_in_after_batch_and_not_before(recorded: Recorded, linear: Path, updater: str) -> None:
     (linear.parent / "own.py").write_text(UPDATER.format(**UPDATERS[updater]) if UPDATERS[updater] else "")
     phase = ["phase.line.updater.class_path={workspace}/own.py"] if UPDATERS[updater] else []
-    done = range(1, 13) if hook == "after_batch" else range(12)
-    found = [[each[name] for name in ("iteration", "update", "samples")] for each in moments(recorded(*phase), hook)]
-    assert found == [[count, count, 4 * count] for count in done]
+    context = recorded(*phase)
+    for hook in BATCH:
+        done = range(1, 13) if hook == "after_batch" else range(12)
+        found = [[each[name] for name in ("iteration", "update", "samples")] for each in moments(context, hook)]
+        assert found == [[count, count, 4 * count] for count in done], hook
 
 
 def test_epochs_count_from_0_and_are_there_when_they_begin(recorded: Recorded) -> None:
