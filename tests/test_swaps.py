@@ -16,10 +16,23 @@ from pipeline.stages.base import METHODS
 Workspace = Callable[..., Path]
 STAGES = tuple(METHODS)
 SUBSETS = [
-    pytest.param(subset, marks=pytest.mark.slow if size in {2, 3} else ())
+    pytest.param(subset, marks=pytest.mark.release if size in {2, 3} else ())
     for size in range(6)
     for subset in combinations(STAGES, size)
 ]
+"""None, each alone, each alone as the default, all; those of two and three run before a release."""
+
+OF_THE_TRAINER = {
+    "config.yaml",
+    "environment.json",
+    "command.txt",
+    "log.txt",
+    "lock",
+    "status.json",
+    "context.json",
+    "swaps.txt",
+}
+"""The files that are in the folder of a run whatever is swapped."""
 
 SUBCLASSES = """
 from pipeline import stages
@@ -122,7 +135,6 @@ def replaced(config: Path, code: str, stages: tuple[str, ...]) -> Context:
     ).run()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("subset", SUBSETS, ids="+".join)
 def test_any_subset_of_stages_replaced_by_subclasses_trains_to_the_same_weights(
     linear: Path, subset: tuple[str, ...]
@@ -133,6 +145,9 @@ def test_any_subset_of_stages_replaced_by_subclasses_trains_to_the_same_weights(
     assert {stage: dict.get(context, f"{stage}_ran", 0) for stage in STAGES} == {
         each: each in subset for each in STAGES
     }
+    run = Path("runs/workspace/latest")
+    assert {each.name for each in run.iterdir()} == OF_THE_TRAINER | {"workspace", "train_runner"}
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -149,24 +164,6 @@ def test_all_five_stages_that_know_only_their_bases_work_together(linear: Path) 
     context = replaced(linear, BASES.replace("# Bound by whoever knows the run.", bind), STAGES)
     for found, wanted in zip(weights(context), expected().values(), strict=True):
         assert torch.equal(found, wanted)
-
-
-@pytest.mark.parametrize("subset", [*((stage,) for stage in STAGES), STAGES], ids="+".join)
-def test_what_the_trainer_owns_survives_any_swapped_stages(linear: Path, subset: tuple[str, ...]) -> None:
-    replaced(linear, SUBCLASSES, subset)
-    run = Path("runs/workspace/latest")
-    owned = {
-        "config.yaml",
-        "environment.json",
-        "command.txt",
-        "log.txt",
-        "lock",
-        "status.json",
-        "context.json",
-        "swaps.txt",
-    }
-    assert owned | {"workspace", "train_runner"} == {each.name for each in run.iterdir()}
-    assert json.loads((run / "status.json").read_text())["state"] == "done"
 
 
 SEED = """
