@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,18 @@ Ran = Callable[[str], Context]
 EACH = pytest.mark.parametrize("name", RUNNERS)
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = [name for name in RUNNERS if name != "evaluate_only"]
-# Those that the quick tests interrupt.
-QUICK = {"two_phases", "gan", "rollouts", "k_fold"}
+# Those that the quick tests run: they differ the most in what the framework has to do for them.
+QUICK = {"two_phases", "k_fold", "rollouts", "lbfgs", "evaluate_only", "until_metric"}
 
 
 def started(name: str, folder: Path = Path(), *more: str, resume: str = "never") -> GeneralTrainer:
     """One of the twelve, whose outputs go to the folder."""
     return GeneralTrainer(RUNNERS[name].config, [*overrides(name), f"output_dir={folder / 'runs'}", *more], resume)
+
+
+def by_name(names: Iterable[str]) -> list[Any]:
+    """Return one parameter for each name; the slow tests have those that are not in QUICK."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
 Unbroken = Callable[[str], tuple[Context, dict[str, Any]]]
@@ -80,7 +85,7 @@ def test_a_runner_of_ones_own_is_short_and_knows_public_names_alone(name: str) -
     assert {each for each in imported if each and each.startswith("pipeline")} == {"pipeline"}
 
 
-@EACH
+@pytest.mark.parametrize("name", by_name(RUNNERS))
 def test_the_check_has_nothing_against_a_runner_of_ones_own(name: str) -> None:
     assert check(RUNNERS[name].config, RUNNERS[name].overrides) == []
 
@@ -129,8 +134,7 @@ def lines(context: Context, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", by_name(ENDS))
 def test_it_is_validated_where_that_is_due(name: str, ran: Ran) -> None:
     validations = ENDS[name][2]
     context = ran(name)
@@ -138,14 +142,14 @@ def test_it_is_validated_where_that_is_due(name: str, ran: Ran) -> None:
     assert sorted((line["iteration"], line["phase"]) for line in lines(context, "validate")) == sorted(validations)
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", by_name(ENDS))
 def test_its_status_has_the_right_iteration_and_epoch(name: str, ran: Ran) -> None:
     status = json.loads((ran(name)["run_dir"] / "status.json").read_text(encoding="utf-8"))
     iterations, epochs, _ = ENDS[name]
     assert (status["state"], status["iteration"], status["epoch"]) == ("done", iterations, epochs)
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", by_name(TRAINING))
 def test_its_numbers_are_in_metrics_jsonl_and_in_the_bar(name: str, ran: Ran) -> None:
     context = ran(name)
     losses = [line["loss"] for line in [*lines(context, "train"), *lines(context, "epoch")]]
@@ -158,7 +162,9 @@ def test_its_numbers_are_in_metrics_jsonl_and_in_the_bar(name: str, ran: Ran) ->
     assert len(bars) == len(printed) >= context["train_state"]["iteration"] // 5 - 3
 
 
-@pytest.mark.parametrize("name", [name for name in ENDS if ENDS[name][2] and name not in {"gan", "self_training"}])
+@pytest.mark.parametrize(
+    "name", by_name(name for name in ENDS if ENDS[name][2] and name not in {"gan", "self_training"})
+)
 def test_the_last_validation_is_of_the_last_weights(name: str, ran: Ran) -> None:
     context = ran(name)
     for phase, numbers in {line["phase"]: line for line in lines(context, "validate")}.items():
@@ -187,6 +193,7 @@ def test_evaluate_only_tells_on_which_data_the_loss_is_the_highest(ran: Ran) -> 
     assert context["hardest"] == max(losses, key=lambda phase: losses[phase])
 
 
+@pytest.mark.slow
 def test_self_training_has_more_samples_in_each_epoch(ran: Ran) -> None:
     batches = [line["iteration"] for line in lines(ran("self_training"), "epoch")]
     sizes = [after - before for before, after in zip([0, *batches], batches, strict=False)]
@@ -216,13 +223,13 @@ EPOCHS: dict[str, list[list[str]]] = {
 """Of each epoch, the hooks about batches in their order."""
 
 
-@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize("name", by_name(EPOCHS))
 def test_the_hooks_about_batches_come_in_their_order(name: str, ran: Ran) -> None:
     told = [each[0] for each in events(ran(name), *BATCH, "before_epoch", "after_epoch")]
     assert told == [hook for epoch in EPOCHS[name] for hook in ("before_epoch", *epoch, "after_epoch")]
 
 
-@EACH
+@pytest.mark.parametrize("name", by_name(RUNNERS))
 def test_every_hook_comes_at_its_iteration(name: str, ran: Ran) -> None:
     context = ran(name)
     counts = [event[1] for event in context["events"]]
@@ -253,18 +260,49 @@ def unlike(name: str, expected: dict[str, Any]) -> list[str]:
     return [str(each) for each in differences(expected, end(Path(), name))]
 
 
-def moments(calls: Iterable[int], quick: set[int], every: int = 1) -> list[Any]:
-    """Each name with these calls of a hook, or with one in ``every``, of each name others; the quick tests have some."""
+def chosen(every: list[tuple[str, Any]], quick: set[tuple[str, Any]], slow: set[tuple[str, Any]]) -> list[Any]:
+    """Return one parameter for each (name, moment), marked by how often it runs.
+
+    Those in neither set run before a release.
+    """
+    assert quick | slow <= set(every)
+    marks = {**dict.fromkeys(slow, pytest.mark.slow), **dict.fromkeys(quick, ())}
     return [
-        pytest.param(name, call, marks=() if call in quick and name in QUICK else pytest.mark.slow, id=f"{name}-{call}")
-        for first, name in enumerate(TRAINING)
-        for call in calls
-        if (first + call) % every == 0 or (call in quick and name in QUICK)
+        pytest.param(*each, marks=marks.get(each, pytest.mark.release), id=f"{each[0]}-{each[1]}") for each in every
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "call"), moments(range(1, 35), quick={17}, every=6))
+# Two batches of each runner. Together they are the first batch of a run, and of each runner's epoch the first, one in
+# the middle and the last; the counts of batches are in ENDS and EPOCHS.
+SIGNALS: Mapping[str, tuple[int, int]] = {
+    "two_phases": (17, 30),
+    "gan": (12, 17),
+    "curriculum": (5, 15),
+    "sam": (1, 15),
+    "distillation": (20, 27),
+    "self_training": (17, 30),
+    "k_fold": (7, 22),
+    "rollouts": (5, 18),
+    "lbfgs": (13, 30),
+    "gradient_surgery": (10, 24),
+    "until_metric": (9, 11),
+}
+SIXTH = [
+    (name, call)
+    for first, name in enumerate(TRAINING)
+    for call in range(1, 35)
+    if (first + call) % 6 == 0 or call in SIGNALS[name]
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    chosen(
+        SIXTH,
+        quick={("two_phases", 17), ("rollouts", 18)},
+        slow={(name, call) for name, calls in SIGNALS.items() for call in calls},
+    ),
+)
 def test_a_signal_in_a_batch_stops_it_with_a_checkpoint_from_which_it_goes_on_exactly(
     name: str, call: int, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,8 +310,18 @@ def test_a_signal_in_a_batch_stops_it_with_a_checkpoint_from_which_it_goes_on_ex
     assert unlike(name, unbroken(name)[1]) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "call"), moments((3, 9, 15, 22, 28), quick={22}))
+# The last checkpoint is of an epoch's end, of an interval, or not there yet.
+ERRORS = {name: (3, 22, 9, 15, 28)[number % 5] for number, name in enumerate(TRAINING)}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    chosen(
+        [(name, call) for name in TRAINING for call in (3, 9, 15, 22, 28)],
+        quick={("two_phases", 22)},
+        slow={*ERRORS.items()},
+    ),
+)
 def test_after_an_error_in_a_batch_it_goes_on_exactly_from_the_last_checkpoint(
     name: str, call: int, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +329,19 @@ def test_after_an_error_in_a_batch_it_goes_on_exactly_from_the_last_checkpoint(
     assert unlike(name, unbroken(name)[1]) == []
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINING if name != "rollouts"])
-@pytest.mark.parametrize("hook", ["before_validation", "after_validation", "after_epoch", "after_checkpoint_saved"])
-@pytest.mark.slow
+HOOKS = ["before_validation", "after_validation", "after_epoch", "after_checkpoint_saved"]
+BETWEEN = [name for name in TRAINING if name != "rollouts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    chosen(
+        [(name, hook) for name in BETWEEN for hook in HOOKS],
+        quick={("k_fold", "before_validation")},
+        slow={*((name, HOOKS[number % 4]) for number, name in enumerate(BETWEEN)),
+              *(("two_phases", hook) for hook in HOOKS)},
+    ),
+)  # fmt: skip
 def test_a_signal_between_batches_stops_it_with_a_checkpoint_from_which_it_goes_on_exactly(
     name: str, hook: str, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,9 +350,14 @@ def test_a_signal_between_batches_stops_it_with_a_checkpoint_from_which_it_goes_
         assert unlike(name, unbroken(name)[1]) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", [1, 2, 3])
-@pytest.mark.parametrize("hook", ["before_validation", "after_validation"])
+@pytest.mark.parametrize(
+    ("hook", "call"),
+    chosen(
+        [(hook, call) for hook in ("before_validation", "after_validation") for call in (1, 2, 3)],
+        quick={("before_validation", 2)},
+        slow={("after_validation", 1), ("after_validation", 3)},
+    ),
+)
 def test_evaluate_only_stopped_in_any_of_its_validations_goes_on_with_that_one(
     hook: str, call: int, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:

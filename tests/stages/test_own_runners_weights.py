@@ -228,7 +228,7 @@ WITHOUT = {
 
 @pytest.mark.parametrize(
     "loop",
-    [*LOOPS[:4], *(pytest.param(loop, marks=pytest.mark.slow) for loop in LOOPS[4:])],
+    [*LOOPS[:2], *(pytest.param(loop, marks=pytest.mark.slow) for loop in LOOPS[2:])],
     ids=lambda loop: loop.__name__,
 )
 def test_a_runner_ends_with_the_weights_of_a_loop_written_by_hand(
