@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -497,16 +499,50 @@ def test_without_a_path_it_goes_on_with_the_newest_in_the_output_folder_bit_for_
     assert end(experiment, "out") == unbroken
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loads", ["experiment.resume_or_load()\n", ""])
-def test_in_another_process_it_goes_on_likewise(tmp_path: Path, loads: str) -> None:
+def interpreted(script: Path, output: str, at: str) -> int:
+    """Run a script in a new interpreter, and return its exit code."""
+    return subprocess.run([sys.executable, str(script), output, at], check=False).returncode
+
+
+def forked(script: Path, output: str, at: str) -> int:
+    """Run a script in a process that is forked from this one, and return its exit code.
+
+    Where there is a GPU, torch refuses a backward pass in a process that is forked after one.
+    """
+    if torch.cuda.is_available():
+        return interpreted(script, output, at)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            sys.argv = [str(script), output, at]
+            runpy.run_path(str(script), run_name="__main__")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("start", "loads"),
+    [
+        (forked, True),
+        (forked, False),
+        pytest.param(interpreted, True, marks=pytest.mark.release),
+        pytest.param(interpreted, False, marks=pytest.mark.slow),
+    ],
+)
+def test_in_another_process_it_goes_on_likewise(
+    tmp_path: Path, one_thread: None, start: Callable[[Path, str, str], int], loads: bool
+) -> None:
     """Twice the same script, killed in the middle and then not, and one that is not killed."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("experiment.run()", f"{loads}experiment.run()"))
-    killed, *rest = (
-        subprocess.run([sys.executable, str(script), output, at], check=False).returncode
-        for output, at in (("out", "6"), ("out", "0"), ("unbroken", "0"))
-    )
+    before = "experiment.resume_or_load()\n" if loads else ""
+    script.write_text(SCRIPT.replace("experiment.run()", f"{before}experiment.run()"))
+    killed, *rest = (start(script, "out", "6"), start(script, "out", "0"), forked(script, "unbroken", "0"))
     assert (killed, rest) == (-signal.SIGKILL, [0, 0])
     assert written("out") == written("unbroken")
 
