@@ -110,13 +110,29 @@ def calling_super(*verbs: str) -> type[stages.Runner]:
 # With super().
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("verbs", [*((verb,) for verb in VERBS), VERBS], ids="+".join)
-@pytest.mark.parametrize(
-    "runner", [{}, {"accum_grad": 2, "valid_interval": 2, "save_interval": 2}, {"precision": "bf16", "max_steps": 4}]
-)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "accumulating": {"accum_grad": 2, "valid_interval": 2, "save_interval": 2},
+    "bf16": {"precision": "bf16", "max_steps": 4},
+}
+
+
+def super_cases() -> list[Any]:
+    """Return all verbs at once for each config, which is quick, and one alone for each verb.
+
+    That each works alone in each config is tested before a release.
+    """
+    cases = [pytest.param(runner, VERBS, id=f"{name}-all") for name, runner in CONFIGS.items()]
+    for number, verb in enumerate(VERBS):
+        for place, (name, runner) in enumerate(CONFIGS.items()):
+            mark = pytest.mark.slow if number % len(CONFIGS) == place else pytest.mark.release
+            cases.append(pytest.param(runner, (verb,), id=f"{name}-{verb}", marks=mark))
+    return cases
+
+
+@pytest.mark.parametrize(("runner", "verbs"), super_cases())
 def test_a_verb_that_calls_super_changes_nothing(
-    make: Callable[..., Any], verbs: tuple[str, ...], runner: dict[str, Any]
+    make: Callable[..., Any], runner: dict[str, Any], verbs: tuple[str, ...]
 ) -> None:
     expected, calls = result(GeneralTrainer(make(**runner)).run()), list(Watching.calls)
     own = calling_super(*verbs)
