@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_run import end, unlike
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from pipeline import GeneralTrainer
 from pipeline.context import Context
 
 FOLDER = Path(__file__).parent
+REPOSITORY = FOLDER.parents[1]
 JOBS = sorted(path.parent.name for path in FOLDER.glob("*/config.yaml"))
 # A script for reinforcement learning is one loop; here the environment, the model and the loop are three files.
 LONGER = {"ppo"}
@@ -133,7 +135,26 @@ def test_a_policy_that_plays_and_learns_by_turns_has_the_weights_and_the_rewards
     assert same(context["model"]["policy"].brain.modules["policy"].state_dict(), script["weights"])
 
 
+# Breaks the run where the environment says so.
+BREAKING = f'"{REPOSITORY}/tests/stages/twelve_runners/watching.py:Watching"'
+PLUGINS = {"resnet": f"plugins=[{{ema: {{decay: 0.98}}}}, {BREAKING}]"}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_that_breaks_off_and_is_resumed_ends_alike(
+    job: str, ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = FOLDER / job / "config.yaml", [f"output_dir={tmp_path}", PLUGINS.get(job, f"plugins=[{BREAKING}]")]
+    monkeypatch.setenv("END_AT", "after_batch 50 error")
+    with pytest.raises(RuntimeError, match="killed"):
+        GeneralTrainer(*given).run()
+    monkeypatch.delenv("END_AT")
+    run_dir = GeneralTrainer(*given, resume="auto").run()["run_dir"]
+    assert unlike(run_dir / "train_runner", end(ran(job)["run_dir"] / "train_runner")) == []
+
+
+@pytest.mark.release
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_that_is_killed_ends_as_one_that_is_not(job: str, pipeline: Any) -> None:
     done = pipeline("resume-test", FOLDER / job / "config.yaml", "--at", "50")
