@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from loguru import logger
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.checkpoint import layout, reader
+from pipeline.checkpoint import layout, reader, store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.state import RandomState, TrainingState, own_parts
 from pipeline.checkpoint.storage import Disk
-from pipeline.distributed.world import current_world
+from pipeline.distributed.world import Failure, PeerError, World, current_world
 from pipeline.errors import CheckpointError, ExitCode, PipelineError
 from tests.distributed.ranks import Ranks
 
@@ -335,15 +336,48 @@ class KilledError(BaseException):
 def save_failing(folder: Path, rank: int, at: int, *, dies: bool) -> tuple[str, str]:
     """Save with a disk that fails on one rank: the error, and its message."""
     world = current_world()
-    timeout, world.timeout = world.timeout, 0.1 if dies else 60.0
     disk = FailingDisk(at, dies=dies)
-    try:
-        save(folder, iteration=4, disk=disk if world.rank == rank else None)
-    except (PipelineError, KilledError) as error:
-        return type(error).__name__, str(error)
-    finally:
-        world.timeout = timeout
+    dead = f"dead/{folder}/{at}"
+    with pytest.MonkeyPatch.context() as patch:
+        hear_of_death(patch, dead)
+        try:
+            save(folder, iteration=4, disk=disk if world.rank == rank else None)
+        except (PipelineError, KilledError) as error:
+            if isinstance(error, KilledError):
+                world.store.set(dead, "")
+            return type(error).__name__, str(error)
     return "", ""
+
+
+def hear_of_death(patch: pytest.MonkeyPatch, key: str) -> None:
+    """Let the threads that save hear at once of a rank that has died; a key in the store says so.
+
+    In a run the launcher ends the others, and the end of their patience does.
+    """
+
+    class Told(World):
+        def first_failure(self) -> Failure | None:
+            return Failure(self.rank, ExitCode.FAILED, "has died") if self.store.check([key]) else None
+
+    def in_thread(self: World) -> World:
+        return Told(self.rank, self.local_rank, self.size, self.local_size, self.store.clone(), self.timeout)
+
+    patch.setattr(store, "ANSWER", 0.0)
+    patch.setattr(World, "in_thread", in_thread)
+
+
+def unanswered() -> str:
+    """Wait for a value that nobody puts into the store."""
+    world = replace(current_world(), timeout=0.01)
+    with pytest.raises(PeerError) as caught:
+        world.get("unanswered")
+    return str(caught.value)
+
+
+def test_a_rank_does_not_wait_forever_for_an_answer(two_ranks: Ranks) -> None:
+    assert two_ranks(unanswered) == [
+        f"rank {rank} failed: nobody has answered with unanswered for 0.01 seconds" for rank in range(2)
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
