@@ -450,36 +450,11 @@ def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: 
     assert checkpointer._poll() == []
 
 
-UNASKED = """
-import sys
-sys.path[:0] = {folders!r}
-from test_checkpointer import failing, save
-from pipeline.checkpoint.checkpointer import Checkpointer
-checkpointer = Checkpointer(__import__("pathlib").Path({folder!r}), asynchronous=True, disk=failing())
-save(checkpointer, 1)
-if {asked}:
-    try:
-        checkpointer.newest()
-    except Exception:
-        pass
-"""
-
-
-@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.slow
-def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path: Path, asked: bool) -> None:
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
-    code = UNASKED.format(folders=folders, folder=str(tmp_path / "c"), asked=asked)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    told = "in the background: " in done.stderr and "cannot be written: No space left on device" in done.stderr
-    assert told == (not asked)
-
-
-SCRIPT = """
+ENDING = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {faults!r})
-from checkpoint_power import models
+sys.path[:0] = {folders!r}
+from test_checkpointer import failing, save
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.storage import Disk
 
@@ -488,13 +463,40 @@ class Slow(Disk):
         time.sleep(0.2)
         return super().write(path, parts)
 
-Checkpointer(Path("checkpoints"), asynchronous=True, disk=Slow()).save(
-    models(3), {{"iteration": 3}}, {{"main": {{"number": 3}}}}, {{"number": 3}})
+folder = Path({folder!r})
+unasked = Checkpointer(folder / "unasked", asynchronous=True, disk=failing())
+save(unasked, 1)
+asked = Checkpointer(folder / "asked", asynchronous=True, disk=failing())
+save(asked, 1)
+try:
+    asked.newest()
+except Exception:
+    pass
+save(Checkpointer(folder / "slow", asynchronous=True, disk=Slow()), 3)
 """
+"""Three saves: one that fails and nobody asks for, one that fails and is asked for, and one that takes long."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder in which an interpreter has saved that is over, and what it wrote to stderr."""
+    folder = tmp_path_factory.mktemp("ended")
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
+    code = ENDING.format(folders=folders, folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return folder, done.stderr
 
 
 @pytest.mark.slow
-def test_the_interpreter_ends_only_when_the_disk_has_what_was_saved() -> None:
-    script = SCRIPT.format(faults=str(Path(__file__).parents[1] / "faults"))
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
-    assert number_of(Checkpointer(Path("checkpoints"), disk=Recorder())) == 3
+def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(ended: tuple[Path, str]) -> None:
+    folder, errors = ended
+    told = [line for line in errors.splitlines() if "in the background: " in line]
+    assert len(told) == 1
+    assert f"{folder}/unasked/" in told[0]
+    assert "cannot be written: No space left on device" in told[0]
+
+
+@pytest.mark.slow
+def test_the_interpreter_ends_only_when_the_disk_has_what_was_saved(ended: tuple[Path, str]) -> None:
+    folder, _ = ended
+    assert number_of(Checkpointer(folder / "slow", disk=Recorder())) == 3

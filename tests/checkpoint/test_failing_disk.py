@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,14 @@ def prepared(folder: Path) -> None:
         save(Checkpointer(folder, disk=Recorder()), step, step)
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three checkpoints, to be copied."""
+    folder = tmp_path_factory.mktemp("three")
+    prepared(folder)
+    return folder
+
+
 def fail(folder: Path, disk: Disk, step: int, asynchronous: bool) -> int:
     """Save number 9; the number that has been reported afterwards."""
     checkpointer = Checkpointer(folder, keep_last=2, disk=disk, asynchronous=asynchronous)
@@ -38,8 +47,8 @@ def fail(folder: Path, disk: Disk, step: int, asynchronous: bool) -> int:
     return 9
 
 
-def operations(folder: Path, step: int) -> int:
-    prepared(folder)
+def operations(three: Path, folder: Path, step: int) -> int:
+    shutil.copytree(three, folder)
     disk = Recorder()
     save(Checkpointer(folder, keep_last=2, disk=disk), step, 9)
     return len(disk.operations)
@@ -63,11 +72,10 @@ FAULTS: dict[str, Callable[[int], Disk]] = {
 @pytest.mark.parametrize("step", [pytest.param(4, marks=pytest.mark.slow), 3], ids=["new", "replaced"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_fails_the_newest_valid_is_the_old_or_the_new_and_never_older_than_reported(
-    tmp_path: Path, fault: str, step: int, asynchronous: bool
+    three: Path, tmp_path: Path, fault: str, step: int, asynchronous: bool
 ) -> None:
-    for at in range(operations(tmp_path / "counted", step)):
-        folder = tmp_path / f"{at}"
-        prepared(folder)
+    for at in range(operations(three, tmp_path / "counted", step)):
+        folder = shutil.copytree(three, tmp_path / f"{at}")
         reported = fail(folder, FAULTS[fault](at), step, asynchronous)
         found = number_of(Checkpointer(folder, disk=Recorder()))
         assert found in {3, 9}
@@ -77,10 +85,11 @@ def test_whatever_fails_the_newest_valid_is_the_old_or_the_new_and_never_older_t
 
 
 @pytest.mark.parametrize("step", [4, 3], ids=["new", "replaced"])
-def test_after_a_save_that_failed_the_next_one_succeeds_and_leaves_nothing_else(tmp_path: Path, step: int) -> None:
-    for at in range(operations(tmp_path / "counted", step)):
-        folder = tmp_path / f"{at}"
-        prepared(folder)
+def test_after_a_save_that_failed_the_next_one_succeeds_and_leaves_nothing_else(
+    three: Path, tmp_path: Path, step: int
+) -> None:
+    for at in range(operations(three, tmp_path / "counted", step)):
+        folder = shutil.copytree(three, tmp_path / f"{at}")
         checkpointer = Checkpointer(folder, keep_last=2, disk=Failing(at, error(errno.EIO)))
         with suppress(StorageError):
             save(checkpointer, step, 9)

@@ -50,7 +50,7 @@ def number_of(checkpointer: Checkpointer) -> int | None:
     found = checkpointer._newest_valid()
     if found is None:
         return None
-    numbers = {int(value) for tensor in found.weights["main"].values() for value in tensor.flatten()}
+    numbers = {int(value) for tensor in found.weights["main"].values() for value in tensor.unique().tolist()}
     numbers |= {found.training["number"] if found.training else -1, found.metrics["main"]["number"]}
     return numbers.pop() if len(numbers) == 1 else -1
 
@@ -224,8 +224,10 @@ class Result:
         return self.wrong + self.lost + self.incomplete + self.left
 
 
-def lose_power(record: Record, base: Path, scratch: Path, result: Result, seen: set[Any], most: int = 10**9) -> None:
-    """Try every state after every operation; one that was tried before is only counted."""
+def lose_power(
+    record: Record, base: Path, scratch: Path, result: Result, seen: set[Any], *, until_fault: bool = False
+) -> None:
+    """Try every state after every operation, or until one is faulty; one that was tried before is only counted."""
     root = Folder()
     for done in range(len(record.operations) + 1):
         if done:
@@ -233,11 +235,13 @@ def lose_power(record: Record, base: Path, scratch: Path, result: Result, seen: 
         for tree in states(root):
             result.states += 1
             key = (tree, record.last_reported(done))
-            if key in seen or len(seen) >= most:
+            if key in seen:
                 continue
             seen.add(key)
             result.distinct += 1
             look(tree, record.last_reported(done), scratch, result)
+            if until_fault and result.faults:
+                return
 
 
 def look(tree: Tree, reported: int, scratch: Path, result: Result) -> None:
@@ -296,7 +300,7 @@ def is_caught(kind: str, number: int, stops: tuple[int, ...], scratch: Path) -> 
     result = Result()
     try:
         record = scenario(base, stops, lambda record, last: Mutant(record, last, kind, number))
-        lose_power(record, base, scratch, result, set())
+        lose_power(record, base, scratch, result, set(), until_fault=True)
     except (OSError, PipelineError, KeyError):
         return True
     return result.faults > 0
