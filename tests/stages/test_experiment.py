@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import runpy
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from loguru import logger
@@ -71,15 +73,21 @@ def made() -> Iterator[Made]:
     experiments: list[Any] = []
 
     def make(cls: type[Line] = Line, *, output: str = "out", start: str | None = None, **training: Any) -> Any:
-        asked = {"max_iteration": 7, "valid_interval": None, "save_interval": None, **training}
-        args = SimpleNamespace(device="cpu", nprocs=1, output=output, checkpoint_path=start)
-        experiments.append(cls({"training": asked}, args))
-        experiments[-1].setup()
+        experiments.append(set_up(cls, output, start, **training))
         return experiments[-1]
 
     yield make
     for each in experiments:
         each.close()
+
+
+def set_up(cls: type[Line], output: str, start: str | None = None, **training: Any) -> Any:
+    """Return an experiment by hand that is set up, for 7 iterations or as keywords say of ``config.training``."""
+    asked = {"max_iteration": 7, "valid_interval": None, "save_interval": None, **training}
+    args = SimpleNamespace(device="cpu", nprocs=1, output=output, checkpoint_path=start)
+    experiment = cls({"training": asked}, args)
+    experiment.setup()
+    return experiment
 
 
 def config(cls: type[ExperimentBase] = Line, **runner: Any) -> dict[str, Any]:
@@ -368,7 +376,7 @@ class Streaming(Line):
 
 
 @pytest.mark.parametrize("cls", [Line, Streaming])
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("at", [2, 3, 4, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 6))])
 def test_a_resumed_training_ends_with_the_weights_of_an_unbroken_one(made: Made, cls: type[Line], at: int) -> None:
     made(cls, output="first", max_iteration=at).run()
     path = f"first/checkpoints/step-{at:012d}"
@@ -420,6 +428,9 @@ class Noisy(Line):
 
     def setup_model(self) -> None:
         super().setup_model()
+        # Checkpoints have the states of these generators too.
+        random.seed(0)
+        numpy.random.seed(0)
         self.model = nn.Sequential(self.model, nn.Dropout(0.5), nn.Linear(1, 1))
         self.model[2].requires_grad_(False)
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.1)
@@ -476,16 +487,26 @@ NOISY = {"max_iteration": 8, "valid_interval": 5, "save_interval": [2, "1 epoch"
 """Saved after 2, 3, 4, 6 and 8 steps, 3 of them to an epoch."""
 
 
-@pytest.fixture
-def unbroken(made: Made) -> list[Any]:
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The end of a training that nothing interrupts."""
-    torch.manual_seed(0)
-    experiment = made(Noisy, output="unbroken", **NOISY)
+    folder = str(tmp_path_factory.mktemp("unbroken"))
+    experiment = set_up(Noisy, folder, **NOISY)
     experiment.run()
-    return end(experiment, "unbroken")
+    experiment.close()
+    return end(experiment, folder)
 
 
-@pytest.mark.parametrize("ats", [[1], [3], [4], [5], [6], [8], [4, 5, 8]])
+@pytest.mark.parametrize(
+    "ats",
+    [
+        # Before the first checkpoint, right after a validation, and three times.
+        [1],
+        [6],
+        [4, 5, 8],
+        *(pytest.param([at], marks=pytest.mark.slow) for at in (3, 4, 5, 8)),
+    ],
+)
 def test_without_a_path_it_goes_on_with_the_newest_in_the_output_folder_bit_for_bit(
     made: Made, unbroken: list[Any], ats: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,9 +337,10 @@ BETWEEN = [name for name in TRAINING if name != "rollouts"]
     ("name", "hook"),
     chosen(
         [(name, hook) for name in BETWEEN for hook in HOOKS],
-        quick={("k_fold", "before_validation")},
+        # A short run; k_fold validates in two ways.
+        quick={("until_metric", "before_validation")},
         slow={*((name, HOOKS[number % 4]) for number, name in enumerate(BETWEEN)),
-              *(("two_phases", hook) for hook in HOOKS)},
+              *(("two_phases", hook) for hook in HOOKS), ("k_fold", "before_validation")},
     ),
 )  # fmt: skip
 def test_a_signal_between_batches_stops_it_with_a_checkpoint_from_which_it_goes_on_exactly(

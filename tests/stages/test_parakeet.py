@@ -329,20 +329,21 @@ def test_what_it_overrides_trains_as_the_loop_by_hand(cls: Any, falls: bool) -> 
     assert (experiment.iteration, experiment.epoch) == (8, 3)
 
 
-OWN = [Line, OwnEpoch, OwnRead, OwnBoth, Generated, OwnTrain, Workers, Streaming, OwnGenerator, OwnGenerators]
+# Each of these differs from the others in where its batches and its epochs come from.
+OWN = [Line, OwnBoth, Generated, OwnTrain, Workers, Streaming, OwnGenerator, OwnGenerators]
+KILLS = [
+    # It goes on in the middle of an epoch, at its end, and after the first batch of the last.
+    *(([3, 4, 8], cls, ()) for cls in OWN),
+    *(([3, 4, 5, 8], cls, pytest.mark.slow) for cls in (OwnEpoch, OwnRead)),
+    *(([at], cls, pytest.mark.release) for at in (2, 3, 4, 5) for cls in (*OWN, OwnEpoch, OwnRead)),
+]
 
 
 # Torch says so of a schedule that steps before this process has made a step.
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("cls", OWN)
 @pytest.mark.parametrize(
-    "ats",
-    [
-        # It goes on in the middle of an epoch, at its end, after the first batch of the next, and in the last.
-        [3, 4, 5, 8],
-        *(pytest.param([at], marks=pytest.mark.release) for at in (2, 3, 4, 5)),
-    ],
-    ids=str,
+    ("cls", "ats"),
+    [pytest.param(cls, ats, id=f"{cls.__name__}-{ats}", marks=marks) for ats, cls, marks in KILLS],
 )
 def test_what_it_overrides_goes_on_bit_for_bit(cls: Any, ats: list[int]) -> None:
     killed, unbroken = killed_and_unbroken(cls, ats, max_iteration=8)
