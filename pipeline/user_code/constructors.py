@@ -60,7 +60,8 @@ _COPIED = {"__dict__", "__setstate__"}
 _MAKERS = {"__new__", "__init_subclass__", "__post_init__", "__getattr__", "__getattribute__"}
 
 
-def constructor_fault(definition: source.Definition, methods: Sequence[str]) -> str | None:
+@source.once
+def constructor_fault(definition: source.Definition, methods: tuple[str, ...]) -> str | None:
     """Return the message for a constructor that leaves out one that its class needs; None if there is none.
 
     Args:
