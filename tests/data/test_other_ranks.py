@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Any
 
 import pytest
@@ -25,7 +25,17 @@ pytestmark = [
 ]
 SAMPLES, EPOCH = 47, 2
 TABLE = TensorDataset(torch.arange(float(SAMPLES)))
-any_workers = pytest.mark.parametrize("workers", [0, 2])
+
+
+def with_workers(cases: list[tuple[Any, ...]], *chosen: tuple[Any, ...]) -> list[Any]:
+    """The cases, each with 0 workers, and with 2 workers those that are chosen; the others are for a release.
+
+    Two workers of each rank are started for each case and pass.
+    """
+    two = [pytest.param(2, *case, marks=() if case in chosen else pytest.mark.release) for case in cases]
+    return [*((0, *case) for case in cases), *two]
+
+
 
 
 def ranks(size: int, dataset: Any = TABLE, **keywords: Any) -> list[SeededLoader]:
@@ -72,7 +82,7 @@ def going_on(loaders: list[SeededLoader], done: int, position: Any) -> list[list
 
 
 @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 3), (4, 2), (3, 4), (2, 2)])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.release)])
 @pytest.mark.parametrize("done", [1, 3, 6])
 def test_a_global_batch_goes_on_with_the_same_batches(before: int, now: int, workers: int, done: int) -> None:
     keywords: dict[str, Any] = {"shuffle": True, "global_batch_size": 7, "num_workers": workers}
@@ -233,9 +243,9 @@ class Blocks(Plain):
 STREAM: dict[str, Any] = {"collate_fn": list, "batch_size": 2}
 
 
-@any_workers
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("cls", [Plain, Blocks])
+@pytest.mark.parametrize(
+    ("workers", "size", "cls"), with_workers([*product((1, 2, 3, 4), (Plain, Blocks))], (3, Plain), (2, Blocks))
+)
 def test_each_sample_of_a_stream_comes_on_one_rank(workers: int, size: int, cls: type[Plain]) -> None:
     loaders = ranks(size, cls(), **STREAM, num_workers=workers)
     for _ in range(2):
@@ -253,20 +263,24 @@ def test_a_rank_takes_its_share_of_a_global_batch_from_a_stream() -> None:
     assert [len(next(iter(loader))) for loader in loaders] == [3, 3, 2]
 
 
-@any_workers
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("together", [{"batch_size": 3}, {"global_batch_size": 5}])
+LENGTHS = [*product((2, 3, 4), (False, True), ("batch_size", "global_batch_size"))]
+
+
+@pytest.mark.parametrize(
+    ("workers", "size", "drop_last", "key"),
+    with_workers(LENGTHS, (2, True, "batch_size"), (3, False, "global_batch_size")),
+)
 def test_the_length_of_a_stream_is_that_of_the_longest_rank(
-    workers: int, size: int, drop_last: bool, together: dict[str, int]
+    workers: int, size: int, drop_last: bool, key: str
 ) -> None:
+    together = {"batch_size": 3} if key == "batch_size" else {"global_batch_size": 5}
     loaders = ranks(size, Sized(), collate_fn=list, **together, drop_last=drop_last, num_workers=workers)
     assert {len(loader) for loader in loaders} == {max(len(list(loader)) for loader in loaders)}
 
 
-@any_workers
-@pytest.mark.parametrize("cls", [Plain, Blocks])
-@pytest.mark.parametrize("done", [1, 3, 4, 9])
+@pytest.mark.parametrize(
+    ("workers", "cls", "done"), with_workers([*product((Plain, Blocks), (1, 3, 4, 9))], (Plain, 3), (Blocks, 4))
+)
 def test_each_rank_goes_on_in_its_part_of_a_stream(workers: int, cls: type[Plain], done: int) -> None:
     # Each rank has fewer than nine batches, and may be over when the others are not.
     loaders = ranks(3, cls(), **STREAM, num_workers=workers)
