@@ -22,7 +22,6 @@ pytestmark = [
     # where there are fewer processors than workers
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
 OTHERS = (
     "x: hash of the indices: .* -> .*: has changed in the middle of an epoch, and .* a seed and the number in its set"
 )
@@ -76,8 +75,14 @@ def passes(loader: Any, epoch: int = 1) -> list[str]:
     return batches
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", ORDERS)
+# With workers, a batch sampler, a sampler of torch's, and one of the user's own.
+MARKS = {name: pytest.mark.slow if name in ("batches", "random", "own") else pytest.mark.release for name in ORDERS}
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [*((name, 0) for name in ORDERS), *(pytest.param(name, 2, marks=MARKS[name]) for name in ORDERS)],
+)
 def test_a_pass_goes_on_after_every_batch_whatever_decides_the_order(
     name: str, workers: int, noisy: ModuleType
 ) -> None:
@@ -96,9 +101,16 @@ def test_a_pass_goes_on_after_every_batch_whatever_decides_the_order(
             assert passes(other) == whole[taken:]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("taken", [1, 8])
-@pytest.mark.parametrize("other", [Chunks(2), Chunks(4), Chunks(23), Chunks(3, samples=22)])
+OTHER = [Chunks(2), Chunks(4), Chunks(23), Chunks(3, samples=22)]
+
+
+@pytest.mark.parametrize(
+    ("other", "taken", "workers"),
+    [
+        *((other, taken, 0) for other in OTHER for taken in (1, 8)),
+        pytest.param(Chunks(4), 8, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_other_indices_than_those_that_were_taken_are_refused(other: Chunks, taken: int, workers: int) -> None:
     keywords = {"seed": 0, "num_workers": workers, "where": "x"}
     loader = make_loader(range(23), batch_sampler=Chunks(3), **keywords)

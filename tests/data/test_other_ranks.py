@@ -36,8 +36,6 @@ def with_workers(cases: list[tuple[Any, ...]], *chosen: tuple[Any, ...]) -> list
     return [*((0, *case) for case in cases), *two]
 
 
-
-
 def ranks(size: int, dataset: Any = TABLE, **keywords: Any) -> list[SeededLoader]:
     """The loaders of all ranks, in an epoch that is not the first."""
     made = [make_loader(dataset, **{"seed": 3, **keywords}, rank=rank, size=size) for rank in range(size)]
@@ -81,10 +79,11 @@ def going_on(loaders: list[SeededLoader], done: int, position: Any) -> list[list
     return batches([remaining_batches(loader, done, position) for loader in loaders])
 
 
-@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 3), (4, 2), (3, 4), (2, 2)])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.release)])
-@pytest.mark.parametrize("done", [1, 3, 6])
-def test_a_global_batch_goes_on_with_the_same_batches(before: int, now: int, workers: int, done: int) -> None:
+GLOBAL = [(*ranks, done) for ranks in [(2, 1), (1, 3), (4, 2), (3, 4), (2, 2)] for done in (1, 3, 6)]
+
+
+@pytest.mark.parametrize(("workers", "before", "now", "done"), with_workers(GLOBAL, (3, 4, 3)))
+def test_a_global_batch_goes_on_with_the_same_batches(workers: int, before: int, now: int, done: int) -> None:
     keywords: dict[str, Any] = {"shuffle": True, "global_batch_size": 7, "num_workers": workers}
     position, *others = after(done, ranks(before, **keywords))
     assert others == [position] * len(others)
@@ -270,9 +269,7 @@ LENGTHS = [*product((2, 3, 4), (False, True), ("batch_size", "global_batch_size"
     ("workers", "size", "drop_last", "key"),
     with_workers(LENGTHS, (2, True, "batch_size"), (3, False, "global_batch_size")),
 )
-def test_the_length_of_a_stream_is_that_of_the_longest_rank(
-    workers: int, size: int, drop_last: bool, key: str
-) -> None:
+def test_the_length_of_a_stream_is_that_of_the_longest_rank(workers: int, size: int, drop_last: bool, key: str) -> None:
     together = {"batch_size": 3} if key == "batch_size" else {"global_batch_size": 5}
     loaders = ranks(size, Sized(), collate_fn=list, **together, drop_last=drop_last, num_workers=workers)
     assert {len(loader) for loader in loaders} == {max(len(list(loader)) for loader in loaders)}

@@ -8,8 +8,8 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from pipeline.data import slot_table
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.lines import LineFiles
 from pipeline.data.loader import make_loader
@@ -192,15 +193,17 @@ def test_a_table_has_a_slot_in_some_line_or_there_is_none(tmp_path: Path, kept: 
     assert not [each for each in kept.glob("*") if each.is_dir()]
 
 
-@pytest.mark.parametrize("several", [True, False])
-def test_workers_map_the_same_table(tmp_path: Path, several: bool) -> None:
+@pytest.mark.parametrize(
+    ("several", "workers", "context"),
+    [(True, 2, "fork"), (False, 2, "fork"), pytest.param(True, 1, "spawn", marks=pytest.mark.slow)],
+)
+def test_workers_map_the_same_table(tmp_path: Path, several: bool, workers: int, context: str) -> None:
     dataset = SlotFiles(write(tmp_path / "a", some_lines(100, several=several)), cache=True, **KEYS)
     settings: dict[str, Any] = {"seed": 3, "shuffle": True, "batch_size": 9, "whole_batches": True}
     here = list(make_loader(dataset, **settings))
-    for context in ("fork", "spawn"):
-        there = list(make_loader(dataset, num_workers=2, multiprocessing_context=context, **settings))
-        assert len(here) == len(there) == 12
-        assert all(map(equal, here, there))
+    there = list(make_loader(dataset, num_workers=workers, multiprocessing_context=context, **settings))
+    assert len(here) == len(there) == 12
+    assert all(map(equal, here, there))
 
 
 @pytest.mark.parametrize("name", ["ids.i64", "table.json", "dense.f32", "counts.i32"])
@@ -288,20 +291,32 @@ def test_processes_that_make_one_table_at_once_all_get_it(tmp_path: Path, kept: 
     assert all_equal(SlotFiles(path, **KEYS), SlotFiles(path, cache=True, **KEYS))
 
 
+def die_in_the_second_part(path: str) -> None:
+    """Make a table, and be killed when the numbers of its second part are written, and its ids are not."""
+    values, calls = slot_table.bytes_of, count()
+
+    def bytes_of(tensor: Any) -> Any:
+        # A part is written by four calls.
+        if next(calls) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return values(tensor)
+
+    slot_table.bytes_of = bytes_of
+    SlotFiles(path, cache=True, **KEYS)
+
+
 @pytest.mark.parametrize("end", ["a", "a.gz"])
-def test_a_process_that_is_killed_while_it_makes_a_table_leaves_none(tmp_path: Path, kept: Path, end: str) -> None:
-    context = multiprocessing.get_context("fork")
-    lines = some_lines(40000)
-    path, begin, counts = write(tmp_path / end, lines), context.Event(), context.Queue()
-    begin.set()
-    process = context.Process(target=open_table, args=(path, begin, counts))
+def test_a_process_that_is_killed_while_it_makes_a_table_leaves_none(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("pipeline.data.lines._CHUNK", 2**16)
+    lines = some_lines(3000)
+    path = write(tmp_path / end, lines)
+    process = multiprocessing.get_context("fork").Process(target=die_in_the_second_part, args=(path,))
     process.start()
-    while not [each for each in kept.glob("*.partial/ids.i64") if each.stat().st_size]:
-        assert process.is_alive()
-        time.sleep(0.001)
-    assert process.pid
-    os.kill(process.pid, signal.SIGKILL)
     process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [each for each in kept.glob("*.partial/ids.i64") if each.stat().st_size]
     assert not [each for each in kept.glob("*/table.json") if ".partial" not in str(each)]
     assert all_equal(SlotFiles(write(tmp_path / "text", lines), **KEYS), SlotFiles(path, cache=True, **KEYS))
     assert not list(kept.glob("*.partial"))

@@ -6,7 +6,7 @@ import copy
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, product
 from types import ModuleType
 from typing import Any
 
@@ -74,25 +74,46 @@ def loop(loader: Any, epochs: range = range(2)) -> list[tuple[int, str, bytes]]:
 
 
 def resumed_everywhere(make: Callable[[], Any]) -> None:
-    """Compare a loop that goes on after each batch with the unbroken one."""
-    whole = loop(make())
+    """Compare a loop that goes on after each batch with the unbroken one.
+
+    Workers are started for each: then it is the first batch of an epoch, the second and the last.
+    """
+    first = make()
+    whole = loop(first)
+    size = len(whole) // 2
     for count, (epoch, _, state) in enumerate(whole, 1):
+        if first.num_workers and count not in (1, 2, size, size + 1):
+            continue
         loader = make()
         loader.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         assert saved(loader.state_dict()) == state
         assert loop(loader, range(epoch, 2)) == whole[count:]
 
 
-@pytest.mark.parametrize("workers", WORKERS[:1] + [pytest.param(more, marks=pytest.mark.slow) for more in WORKERS[1:]])
+KEYWORDS: list[dict[str, Any]] = [
+    {"shuffle": True},
+    {"shuffle": True, "drop_last": True},
+    {"batch_size": 3, "shuffle": True},
+    {"batch_size": None},
+    {"batch_size": 1, "batch_sampler": [[3, 1], [0], [4, 2, 7]]},
+    {"seed": None},
+]
+# Each kind of order with one kind of workers.
+PAIRS = {(0, 3), (2, 2), (3, 1), (4, 3), (5, 2)}
+
+
 @pytest.mark.parametrize(
-    "keywords",
+    ("keywords", "workers"),
     [
-        {"shuffle": True},
-        {"shuffle": True, "drop_last": True},
-        {"batch_size": 3, "shuffle": True},
-        {"batch_size": None},
-        {"batch_size": 1, "batch_sampler": [[3, 1], [0], [4, 2, 7]]},
-        {"seed": None},
+        *((keywords, WORKERS[0]) for keywords in KEYWORDS),
+        *(
+            pytest.param(
+                KEYWORDS[order],
+                WORKERS[kind],
+                marks=pytest.mark.slow if (order, kind) in PAIRS else pytest.mark.release,
+            )
+            for order, kind in product(range(6), (1, 2, 3))
+        ),
     ],
 )
 def test_a_loop_goes_on_after_every_batch_as_if_it_had_not_been_left(

@@ -119,7 +119,35 @@ def test_a_run_that_would_take_other_samples_is_refused_and_goes_on_with_the_sam
     assert GeneralTrainer(config, [alone], resume="auto").run()["train_state"]["samples"] == 3 * 60
 
 
-@pytest.mark.slow
+def write_own_sampler(config: Path) -> None:
+    """Take the key that a batch sampler of one's own has no argument for out of the config."""
+    text = config.read_text(encoding="utf-8").replace("    shuffle: true\n", "")
+    config.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("dataset.train_data.num_workers=1",), (*OWN, "dataset.train_data.num_workers=0")],
+    ids=["buckets", "own"],
+)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_run_with_a_batch_sampler_that_stops_goes_on_bit_for_bit(overrides: tuple[str, ...], config: Path) -> None:
+    """It stops in the first epoch and in the second, each time two batches after a checkpoint."""
+    if OWN[0] in overrides:
+        write_own_sampler(config)
+    whole = GeneralTrainer(config, [*overrides, f"output_dir={config.parent}/whole"]).run()
+    for iteration in (6, 14):
+        stop = f"plugins=[{{'{{workspace}}/stop.py': {{at: {iteration}}}}}]"
+        with pytest.raises(ValueError, match="stopped"):
+            GeneralTrainer(config, [*overrides, stop], resume="auto" if iteration > 6 else "never").run()
+    resumed = GeneralTrainer(config, overrides, resume="auto").run()
+    assert resumed["train_state"] == whole["train_state"]
+    assert resumed["metrics"]["p"]["loss"] == whole["metrics"]["p"]["loss"]
+    weights, expected = (context["model"]["p"]["model"].state_dict() for context in (resumed, whole))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.release
 @pytest.mark.parametrize("overrides", [(), OWN], ids=["buckets", "own"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_run_with_a_batch_sampler_is_resumed_bit_for_bit(
@@ -127,8 +155,7 @@ def test_a_run_with_a_batch_sampler_is_resumed_bit_for_bit(
 ) -> None:
     monkeypatch.chdir(config.parent)
     if overrides:
-        text = config.read_text(encoding="utf-8").replace("    shuffle: true\n", "")
-        config.write_text(text, encoding="utf-8")
+        write_own_sampler(config)
     done = pipeline("resume-test", config, *overrides, "--at", 6, "--at", 15)
     assert done.exit_code == 0, done.output
     assert "killed after iteration 6, resumed after iteration 4\n" in done.stdout
