@@ -303,8 +303,7 @@ PROGRAMS: dict[str, Body] = {
         closed_before_the_pass_in_its_body,
     )
 }
-QUICK = {"phases_in_turn", "zipped", "everything_in_a_body", "same_phase_twice", "epochs_left_by_break"}
-SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROGRAMS]
+SAVED_EACH_TIME = {"phases_in_turn", "zipped", "everything_in_a_body", "same_phase_twice", "epochs_left_by_break"}
 
 
 def outcome(config: dict[str, Any]) -> dict[str, Any]:
@@ -338,17 +337,21 @@ INTERVALS = {"valid_interval": ["5 iteration", "1 epoch"], "save_interval": ["1 
 def unlike(two: Config) -> Callable[..., list[str]]:
     """What differs between an unbroken run of a program and interrupted ones.
 
-    Of these there is one, interrupted three times, or one for each second iteration after which it may be interrupted.
+    Of these there is one, interrupted three times, or one for each second iteration after which it may be interrupted;
+    with ``few`` they are an iteration in the midst, the last but one, and the last.
     """
 
-    def compare(name: str, at: list[int] | None = None, *, by_signal: bool, **runner: Any) -> list[str]:
+    def compare(
+        name: str, at: list[int] | None = None, *, by_signal: bool, few: bool = False, **runner: Any
+    ) -> list[str]:
         def make() -> dict[str, Any]:
             return two(PROGRAMS[name], **INTERVALS | runner)
 
         whole = outcome(make())
         events, found = list(Stops.events), []
-        each_second = range(1 + len(name) % 2, whole["counters"]["iteration"] + 1, 2)
-        for iterations in [at] if at else [[each] for each in each_second]:
+        last = whole["counters"]["iteration"]
+        singly = [last // 2, last - 1, last] if few else range(1 + len(name) % 2, last + 1, 2)
+        for iterations in [at] if at else [[each] for each in singly]:
             config = make()
             Stops.at, Stops.by_signal = list(iterations), by_signal
             ours = outcome(config)
@@ -362,29 +365,33 @@ def unlike(two: Config) -> Callable[..., list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loop_that_fails_three_times_ends_as_one_that_never_does(unlike: Callable[..., list[str]], name: str) -> None:
     assert unlike(name, [2, 5, 7], by_signal=False) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loop_that_signals_stop_three_times_ends_as_one_that_none_stops(
     unlike: Callable[..., list[str]], name: str
 ) -> None:
     assert unlike(name, [1, 4, 6], by_signal=True, save_interval="1 epoch") == []
 
 
-@pytest.mark.slow
+EVERYWHERE = [(name, *how, False) for name in PROGRAMS for how in ((False, 4), (True, 100))]
+EVERYWHERE += [(name, False, 1, False) for name in sorted(SAVED_EACH_TIME)]
+IN_FEW_PLACES = [(name, at % 2 == 0, 100 if at % 2 == 0 else 4, True) for at, name in enumerate(PROGRAMS)]
+
+
 @pytest.mark.parametrize(
-    ("name", "by_signal", "save"),
-    [(name, *how) for name in PROGRAMS for how in ((False, 4), (True, 100))]
-    + [(name, False, 1) for name in sorted(QUICK)],
+    ("name", "by_signal", "save", "few"),
+    [pytest.param(*case, marks=pytest.mark.slow) for case in IN_FEW_PLACES]
+    + [pytest.param(*case, marks=pytest.mark.release) for case in EVERYWHERE],
 )
 def test_a_loop_that_is_interrupted_after_an_iteration_ends_as_one_that_is_not(
-    unlike: Callable[..., list[str]], name: str, by_signal: bool, save: int
+    unlike: Callable[..., list[str]], name: str, by_signal: bool, save: int, few: bool
 ) -> None:
-    assert unlike(name, by_signal=by_signal, save_interval=[f"{save} iteration", "1 epoch"]) == []
+    assert unlike(name, by_signal=by_signal, few=few, save_interval=[f"{save} iteration", "1 epoch"]) == []
 
 
 def test_a_signal_at_the_end_of_an_epoch_left_by_break_does_not_begin_the_epoch_again(two: Config) -> None:

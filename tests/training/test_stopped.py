@@ -150,17 +150,28 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return end(GeneralTrainer({**config(), "output_dir": str(tmp_path_factory.mktemp("unbroken"))}).run())
 
 
-QUICK = {4}
-"""The calls of a hook that the quick tests stop at, beside its last: the first, and those around ends of phases and epochs."""
-EVERY = [
-    pytest.param(hook, at, marks=() if at in {*QUICK, times} else pytest.mark.slow)
-    for hook, times in CALLS.items()
-    for at in range(1, times + 1)
+QUICK = [("after_batch", 5), ("after_batch", 7), ("before_validation", 3)]
+"""In a window, at the end of an epoch, and in a validation at an interval."""
+SLOW = [
+    *(("before_epoch", at) for at in (1, 2)),
+    *(("after_batch", at) for at in (1, 3, 4, 6, 14)),
+    *(("before_validation", at) for at in (1, 8)),
+    *(("after_validation", at) for at in (1, 2, 4, 8)),
+    *(("after_epoch", at) for at in (1, 2)),
 ]
+"""The first and the last of each, and those around a window, a phase and an epoch."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("hook", "at"), EVERY)
+def mark(moment: tuple[str, int]) -> Any:
+    if moment in QUICK:
+        return ()
+    return pytest.mark.slow if moment in SLOW else pytest.mark.release
+
+
+EVERY = [(hook, at) for hook, times in CALLS.items() for at in range(1, times + 1)]
+
+
+@pytest.mark.parametrize(("hook", "at"), [pytest.param(*moment, marks=mark(moment)) for moment in EVERY])
 def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
