@@ -248,6 +248,10 @@ def killed(program: str, folder: Path, expected: dict[str, Any], kills: int, cha
 
 def kill(program: str, folder: Path, kills: int, chance: random.Random) -> tuple[Counter[str], list[str]]:
     """Kill so many times, one to four times in each training; what was counted, and the faults."""
+    torch.set_num_threads(1)
+    # What each process would import by itself: the first optimizer imports torch's compiler.
+    torch.optim.Adam([torch.zeros(1)])
+    import_module("pipeline.training.fit")
     unbroken = Path(tempfile.mkdtemp(dir=folder))
     assert Process(program, unbroken, 0).wait() == 0, (unbroken / "error").read_text(encoding="utf-8")
     expected = end(unbroken)
@@ -263,10 +267,6 @@ def kill(program: str, folder: Path, kills: int, chance: random.Random) -> tuple
 
 def main(kills: int = 100, seed: int = 0) -> int:
     """Print what was counted of each program; 1 where one came to another end."""
-    torch.set_num_threads(1)
-    # What each process would import by itself: the first optimizer imports torch's compiler.
-    torch.optim.Adam([torch.zeros(1)])
-    import_module("pipeline.training.fit")
     logger.remove()
     began, found = time.monotonic(), {}
     wrong: list[str] = []

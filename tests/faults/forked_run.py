@@ -90,6 +90,7 @@ class ForkedRun:
         except BaseException:
             traceback.print_exc()
         finally:
+            sys.stdout.flush()
             os._exit(code)
 
     def _become(self, folder: Path, environment: Mapping[str, str], user: int | None) -> None:
@@ -99,6 +100,9 @@ class ForkedRun:
         descriptor = os.open(self.errors, os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        # Those of a process of pytest lead elsewhere.
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         if user is not None:
             os.setgroups([])
             os.setresgid(user, user, user)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
@@ -153,9 +153,20 @@ class Zygote:
         return Forked(int(answers.readline()), answers)
 
 
-def side_by_side(work: Callable[[Zygote, _Task], _Done], tasks: Iterable[_Task], lanes: int = 2) -> Iterator[_Done]:
+@contextmanager
+def several(count: int = 2) -> Iterator[list[Zygote]]:
+    """Start so many zygotes, and end them."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Zygote()) for _ in range(count)]
+
+
+def side_by_side(
+    work: Callable[[Zygote, _Task], _Done], tasks: Iterable[_Task], zygotes: Sequence[Zygote]
+) -> Iterator[_Done]:
     """What the work gives for each task, in order; several are done at a time, each with a zygote to itself."""
     free: SimpleQueue[Zygote] = SimpleQueue()
+    for each in zygotes:
+        free.put(each)
 
     def one(task: _Task) -> _Done:
         zygote = free.get()
@@ -164,9 +175,7 @@ def side_by_side(work: Callable[[Zygote, _Task], _Done], tasks: Iterable[_Task],
         finally:
             free.put(zygote)
 
-    with ExitStack() as stack, ThreadPoolExecutor(lanes) as pool:
-        for _ in range(lanes):
-            free.put(stack.enter_context(Zygote()))
+    with ThreadPoolExecutor(len(zygotes)) as pool:
         yield from pool.map(one, tasks)
 
 

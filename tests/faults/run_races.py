@@ -32,8 +32,8 @@ FILES = {
                 return 40
             def __getitem__(self, index):
                 Path(f"at-sample-{os.getpid()}").touch()
-                seconds = float(os.environ["SECONDS"])
-                ctypes.PyDLL(None).usleep(int(seconds * 1e6)) if get_worker_info() else time.sleep(seconds)
+                # Opening the pipe keeps Python's lock until it is opened for writing too.
+                ctypes.PyDLL(None).open(b"hold", os.O_RDONLY) if get_worker_info() else time.sleep(float(os.environ["SECONDS"]))
                 return torch.randn(3), torch.tensor([index / 10])
     """,
     "config.yaml": """
@@ -141,7 +141,9 @@ def stopped_holder(job: Job, resume: str) -> None:
 
 def killed_holder(job: Job, resume: str) -> None:
     """A process that is killed has the run no longer, although its workers are still at their samples."""
-    holder = job.start(resume, seconds=5, workers=2)
+    hold = job.folder / "hold"
+    os.mkfifo(hold)
+    holder = job.start(resume, workers=2)
     until(lambda: sum(map(job.is_at_samples, _children(holder.pid))) == 2)
     workers = _children(holder.pid)
     holder.send(signal.SIGKILL)
@@ -152,7 +154,10 @@ def killed_holder(job: Job, resume: str) -> None:
     held = job.is_held_by(following)
     until(lambda: GOES_ON in following.told() or following.over())
     job.stop(following)
-    job.counts["freed"] += held and lingering == 2 and until(lambda: not any(map(_lives, workers)))
+    with hold.open("w"):
+        ended = until(lambda: not any(map(_lives, workers)))
+    hold.unlink()
+    job.counts["freed"] += held and lingering == 2 and ended
     job.counts["lingering"] += lingering
 
 

@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -200,19 +201,17 @@ WAYS: tuple[Callable[[Path, int, int, dict[str, Any]], list[str]], ...] = (
 )
 
 
-def experiment(folder: Path, steps: list[int]) -> tuple[Counter[str], list[str]]:
-    """Every step with every number of workers in every way; what was counted, and the faults."""
+def experiment(folder: Path, places: Iterable[tuple[int, int]]) -> tuple[Counter[str], list[str]]:
+    """Each of the steps, with its number of workers, in every way; what was counted, and the faults."""
     configs = {"every step": {}, "every epoch": {"save_interval": "1 epoch"}, "every validation": {"valid_interval": 1}}
     unbroken = {name: end(run(config(folder / name, 0, **each), resume="never")) for name, each in configs.items()}
     counts, faults = Counter(combinations=0, unlike=0), list[str]()
-    for step in steps:
-        for workers in WORKERS:
-            for way in WAYS:
-                name = f"{way.__name__}, step {step}, {workers} workers"
-                found = way(folder / name, step, workers, unbroken)
-                counts.update(["combinations", way.__name__])
-                counts["unlike"] += bool(found)
-                faults += [f"{name}: {each}" for each in found]
+    for (step, workers), way in product(places, WAYS):
+        name = f"{way.__name__}, step {step}, {workers} workers"
+        found = way(folder / name, step, workers, unbroken)
+        counts.update(["combinations", way.__name__])
+        counts["unlike"] += bool(found)
+        faults += [f"{name}: {each}" for each in found]
     return counts, faults
 
 
@@ -221,7 +220,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        result, told = experiment(Path(scratch), [int(each) for each in sys.argv[1:]] or list(range(1, STEPS)))
+        chosen_steps = [int(each) for each in sys.argv[1:]] or range(1, STEPS)
+        result, told = experiment(Path(scratch), product(chosen_steps, WORKERS))
     print(*told, sep="\n", end="\n" if told else "")
     print(json.dumps({**result, "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(told))

@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forked_runs import Forked, Moment, Moments, Zygote, side_by_side
+from forked_runs import Forked, Moment, Moments, Zygote, several, side_by_side
 from whole_runs import RUN_DIR, arguments, last_line, unbroken, write_job, wrong
 
 from pipeline.signals import GRACE
@@ -179,16 +180,19 @@ def stopped_run(
     return counted, [f"{chosen}: {fault}" for fault in faults]
 
 
-def experiment(folder: Path, signals: int = 100, seed: int = 0) -> tuple[Counter[str], list[str]]:
+def experiment(
+    folder: Path, zygotes: Sequence[Zygote], signals: int = 100, seed: int = 0
+) -> tuple[Counter[str], list[str]]:
     """So many that count, in one place after the other; what was counted, and the faults."""
     config, chance = write_job(folder / "job"), random.Random(seed)
-    with Zygote() as zygote:
-        expected = unbroken(zygote, folder, config)
+    expected = unbroken(zygotes[0], folder, config)
     counts, faults = Counter(signals=0, unlike=0), list[str]()
     while (left := signals - counts["signals"]) > 0:
         places = [list(PLACES)[(counts["signals"] + each) % len(PLACES)] for each in range(left)]
         plans = [plan(place, chance) for place in places]
-        ends = side_by_side(lambda zygote, chosen: stopped_run(zygote, config, folder, expected, chosen), plans)
+        ends = side_by_side(
+            lambda zygote, chosen: stopped_run(zygote, config, folder, expected, chosen), plans, zygotes
+        )
         for chosen, (counted, found) in zip(plans, ends, strict=True):
             faults += found
             counts[counted or "wrong end"] += 1
@@ -201,8 +205,8 @@ def experiment(folder: Path, signals: int = 100, seed: int = 0) -> tuple[Counter
 if __name__ == "__main__":
     given = [int(each) for each in sys.argv[1:]]
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        result, told = experiment(Path(scratch), *given)
+    with tempfile.TemporaryDirectory() as scratch, several() as zygotes:
+        result, told = experiment(Path(scratch), zygotes, *given)
     print(*told, sep="\n", end="\n" if told else "")
     print(json.dumps({**result, "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(told))

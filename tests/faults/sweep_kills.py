@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,11 @@ KINDS = {
     "grid": [f"{RATE}=0.1,0.01", "+hyper_parameters.width=8,16", "--jobs", "2"],
     "tpe": [f"{RATE}=1e-3..1e-1:log", "+hyper_parameters.width=8,16", "--search", "tpe", "--trials", "3"],
 }
+SMALL = {
+    "grid": [f"{RATE}=0.1,0.01", "--jobs", "2"],
+    "tpe": [f"{RATE}=1e-3..1e-1:log", "--search", "tpe", "--trials", "2"],
+}
+"""The same with two trials each."""
 
 
 class Killed(NamedTuple):
@@ -88,12 +94,12 @@ def kill(process: subprocess.Popen[bytes], *, alone: bool) -> int:
     return len(trials) if alone else 0
 
 
-def killed_sweep(folder: Path, kind: str, kills: int, seconds: float, chance: random.Random) -> tuple[int, int]:
+def killed_sweep(folder: Path, words: list[str], kills: int, seconds: float, chance: random.Random) -> tuple[int, int]:
     """One sweep, killed so often, or less often where it is quicker, and resumed to the end: (kills, orphans)."""
     done = orphans = 0
     code: int | None = None
     while code is None:
-        process = start(folder, begun(folder) or [str(EXAMPLE), *KINDS[kind], *COMMON])
+        process = start(folder, begun(folder) or [str(EXAMPLE), *words, *COMMON])
         if done < kills:
             try:
                 code = process.wait(chance.uniform(0, 1.2 * seconds / kills))
@@ -106,18 +112,20 @@ def killed_sweep(folder: Path, kind: str, kills: int, seconds: float, chance: ra
     return done, orphans
 
 
-def experiment(folder: Path, kills: int = 20, seed: int = 0, *kinds: str) -> tuple[Counter[str], list[str]]:
+def experiment(
+    folder: Path, kills: int = 20, seed: int = 0, kinds: Mapping[str, list[str]] = KINDS
+) -> tuple[Counter[str], list[str]]:
     """So many kills, one to three a sweep; what was counted, and the faults."""
-    chance, expected, seconds, kinds = random.Random(seed), {}, {}, kinds or (*KINDS,)
-    for kind in kinds:
+    chance, expected, seconds = random.Random(seed), {}, {}
+    for kind, words in kinds.items():
         place, before = folder / f"unbroken-{kind}", time.monotonic()
         place.mkdir()
-        killed_sweep(place, kind, 0, 0, chance)
+        killed_sweep(place, words, 0, 0, chance)
         expected[kind], seconds[kind] = end(place), time.monotonic() - before
     sweeps: list[Killed] = []
     while left := kills - sum(sweep.kills for sweep in sweeps):
-        place, kind = Path(tempfile.mkdtemp(dir=folder)), chance.choice(kinds)
-        done, orphans = killed_sweep(place, kind, min(left, chance.randint(1, 3)), seconds[kind], chance)
+        place, kind = Path(tempfile.mkdtemp(dir=folder)), chance.choice([*kinds])
+        done, orphans = killed_sweep(place, kinds[kind], min(left, chance.randint(1, 3)), seconds[kind], chance)
         found, wanted = end(place), expected[kind]
         unlike = [f"{place} {kind}: {name}" for name in found.keys() | wanted if found.get(name) != wanted.get(name)]
         sweeps.append(Killed(done, orphans, unlike))
@@ -128,8 +136,9 @@ def experiment(folder: Path, kills: int = 20, seed: int = 0, *kinds: str) -> tup
 
 if __name__ == "__main__":
     began = time.monotonic()
+    numbers, chosen = [int(each) for each in sys.argv[1:3]], sys.argv[3:] or [*KINDS]
     with tempfile.TemporaryDirectory() as scratch:
-        result, told = experiment(Path(scratch), *(int(each) for each in sys.argv[1:3]), *sys.argv[3:])
+        result, told = experiment(Path(scratch), *numbers, kinds={kind: KINDS[kind] for kind in chosen})
     print(*told, sep="\n", end="\n" if told else "")
     print(json.dumps({**result, "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(told))

@@ -155,13 +155,18 @@ def arguments(config: Path, workers: int = 0) -> list[str]:
     return ["run", "-q", "--resume", "auto", str(config), *loaders]
 
 
+def own_cache(folder: Path) -> dict[str, str]:
+    """The variable that keeps the files of a cache in a folder."""
+    return {"XDG_CACHE_HOME": str(folder / "cache")}
+
+
 def unbroken(zygote: Zygote, folder: Path, config: Path) -> dict[int, dict[str, Any]]:
     """What a run comes to that nothing interrupts, without workers and with two; these change nothing but the config."""
     found = {}
     for workers in (0, 2):
         place = folder / f"unbroken-{workers}"
         place.mkdir()
-        code = zygote.start(place, arguments(config, workers), place / "printed", {}).wait()
+        code = zygote.start(place, arguments(config, workers), place / "printed", own_cache(folder)).wait()
         assert code == 0, (place / "printed").read_text(encoding="utf-8")
         found[workers] = end(place / RUN_DIR)
     unlike = set(differences(*found.values())) - {CLOCK}
