@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import Result
 from pipeline_plugins.paddlerec.convert import convert
+from pipeline_plugins.resume_test import runs
 
 from tests.conftest import Process
 
@@ -43,6 +48,25 @@ def database(_stores: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The store of MLflow that runs log to unless they say otherwise: to make one takes seconds, so tests share it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", _stores)
     return _stores
+
+
+@pytest.fixture
+def resume_test(
+    process: Process, pipeline: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    """Return a function that calls ``resume-test`` and forks its runs instead of starting new interpreters."""
+
+    def run(
+        command: Sequence[str], *, env: Mapping[str, str], stdout: int, check: bool
+    ) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "pipeline"]
+        assert (stdout, check) == (2, False)
+        done = process(*command[3:], **env)
+        sys.stderr.write(done.stdout + done.stderr)
+        return done
+
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
+    return lambda *arguments: pipeline("resume-test", *arguments)
 
 
 KILL = """

@@ -337,9 +337,9 @@ def test_a_second_one_has_a_name_and_a_file_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_resume_test_says_that_it_can_be_resumed(pipeline: Callable[..., Result], linear: Path) -> None:
+def test_resume_test_says_that_it_can_be_resumed(resume_test: Callable[..., Result], linear: Path) -> None:
     plugins = "plugins=[model_summary, sanity_validation, nan_guard: {action: warn}]"
-    done = pipeline("resume-test", linear, plugins, "--at", 1, "--at", 8, "runner.train_runner.save_interval=1")
+    done = resume_test(linear, plugins, "--at", 1, "--at", 8, "runner.train_runner.save_interval=1")
     assert done.exit_code == 0, done.output
     assert "model_summary_line.txt" in done.stdout
     assert done.stdout.endswith("\nequal, bit for bit\n")

@@ -179,11 +179,11 @@ def test_what_is_not_there_yet_is_no_fault(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_any_step_of_a_window(home: Path, pipeline: Callable[..., Any]) -> None:
+def test_a_run_goes_on_after_any_step_of_a_window(home: Path, resume_test: Callable[..., Any]) -> None:
     for window in WINDOWS:
         write(home, window)
     places = [word for step in (2, 3, 7, 11) for word in ("--at", step)]
-    result = pipeline("resume-test", home / "config.yaml", *places)
+    result = resume_test(home / "config.yaml", *places)
     assert result.output.splitlines()[-1] == "equal, bit for bit"
 
 

@@ -132,12 +132,12 @@ def test_a_reader_feeds_what_a_plain_loop_would_read(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_with_a_reader_that_draws_goes_on_after_any_step(
-    workspace: Workspace, pipeline: Callable[..., Any], lines: list[tuple[int, int]], workers: int
+    workspace: Workspace, resume_test: Callable[..., Any], lines: list[tuple[int, int]], workers: int
 ) -> None:
     config, words = ported(workspace, lines, DRAWN)
     words += [f"dataset.dataset_train.num_workers={workers}", "dataset.dataset_train.shuffle=true"]
     places = [word for step in range(1, 19, 5) for word in ("--at", step)]
-    result = pipeline("resume-test", config, *words, *places)
+    result = resume_test(config, *words, *places)
     assert result.exit_code == 0, result.output
     assert "equal, bit for bit" in result.output
 

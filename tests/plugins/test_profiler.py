@@ -174,8 +174,8 @@ def test_an_argument_out_of_range_is_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_resume_test_leaves_its_files_out(pipeline: Call, linear: Path) -> None:
-    done = pipeline("resume-test", linear, "plugins=[{profiler: {wait: 1, active: 2, repeat: 2}}]", "--at", 7)
+def test_resume_test_leaves_its_files_out(resume_test: Call, linear: Path) -> None:
+    done = resume_test(linear, "plugins=[{profiler: {wait: 1, active: 2, repeat: 2}}]", "--at", 7)
     assert done.exit_code == 0, done.output
     assert "profiler/" in done.stdout
     assert done.stdout.endswith("\nequal, bit for bit\n")

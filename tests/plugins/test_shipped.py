@@ -123,11 +123,11 @@ def test_it_goes_with_an_experiment_that_is_written_by_hand_or_says_that_it_does
 @pytest.mark.slow
 @pytest.mark.parametrize("point", STATEFUL, ids=[point.name for point in STATEFUL])
 def test_one_with_a_state_passes_the_test_of_resume(
-    point: EntryPoint, config: Path, pipeline: Callable[..., Result]
+    point: EntryPoint, config: Path, resume_test: Callable[..., Result]
 ) -> None:
     class_of(point)
     plugins = [{"name": point.name, "class_path": point.name, "args": ARGUMENTS.get(point.name, {})}]
-    result = pipeline("resume-test", config, f"plugins={plugins}", "runner.t.save_interval=1", "--at", "8")
+    result = resume_test(config, f"plugins={plugins}", "runner.t.save_interval=1", "--at", "8")
     assert result.exit_code == 0, result.output
     assert "began anew" not in result.output
 

@@ -123,8 +123,8 @@ def test_files_of_resumed_runs_are_read_in_order(
 
 
 @pytest.mark.slow
-def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, pipeline: Callable[..., Result]) -> None:
-    result = pipeline("resume-test", tracked("tensorboard"), "--at", "8")
+def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, resume_test: Callable[..., Result]) -> None:
+    result = resume_test(tracked("tensorboard"), "--at", "8")
     assert result.exit_code == 0, result.output
 
 

@@ -102,8 +102,8 @@ def test_a_run_that_is_killed_has_each_number_once(tracked: Tracked, killed: Cal
 
 
 @pytest.mark.slow
-def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, pipeline: Callable[..., Result]) -> None:
-    result = pipeline("resume-test", tracked("wandb"), "--at", "8")
+def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, resume_test: Callable[..., Result]) -> None:
+    result = resume_test(tracked("wandb"), "--at", "8")
     assert result.exit_code == 0, result.output
 
 

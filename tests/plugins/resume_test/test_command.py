@@ -98,11 +98,11 @@ def parts(done: Result) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, tmp_path: Path) -> None:
+def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, resume_test: Call, tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     testing.Workspace(folder, {"config.yaml": CONFIG, "plugin.py": PLUGIN})
     elsewhere = ("output_dir=elsewhere", f"runner.second.save_checkpoint_path={folder / 'elsewhere'}")
-    done = pipeline("resume-test", folder / "config.yaml", *elsewhere, "--at", 5, "--at", 2, "--keep", "kept")
+    done = resume_test(folder / "config.yaml", *elsewhere, "--at", 5, "--at", 2, "--keep", "kept")
     assert done.exit_code == 0, done.output
     first, second = done.stdout.partition("second\n")[::2]
     anew = "no checkpoint was saved before, so it began anew; with a shorter save_interval it goes on"
@@ -126,14 +126,14 @@ def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, tmp_path
 
 
 @pytest.mark.slow
-def test_a_state_that_no_checkpoint_holds_is_found_where_it_first_shows(pipeline: Call, linear: Path) -> None:
+def test_a_state_that_no_checkpoint_holds_is_found_where_it_first_shows(resume_test: Call, linear: Path) -> None:
     (linear.parent / "model.py").write_text("\n".join(line[4:] for line in COUNTING.splitlines()), encoding="utf-8")
     text = linear.read_text(encoding="utf-8").replace("torch.nn.Linear", '"{workspace}/model.py"')
     text = text.replace("model_args: {in_features: 1, out_features: 1}", "").replace(
         "valid_dataset_name: train_data", ""
     )
     linear.write_text(text.replace("loss: torch.nn.functional.mse_loss", ""), encoding="utf-8")
-    done = pipeline("resume-test", linear, "runner.train_runner.save_interval=3", "--at", 8)
+    done = resume_test(linear, "runner.train_runner.save_interval=3", "--at", 8)
     assert done.exit_code == 1, done.output
     assert "  killed after iteration 8, resumed after iteration 6\n" in done.stdout
     assert parts(done)["batches and losses"].startswith("DIFFERS  the loss of iteration 7: ")
@@ -155,10 +155,10 @@ def test_a_run_that_never_repeats_itself_is_not_blamed_on_resuming(pipeline: Cal
 
 @pytest.mark.slow
 def test_a_file_that_a_plugin_only_appends_to_is_found_and_a_volatile_one_listed(
-    pipeline: Call, linear: Path, workspace: Workspace
+    resume_test: Call, linear: Path, workspace: Workspace
 ) -> None:
     workspace({"appending.py": APPENDING})
-    done = pipeline("resume-test", linear, 'plugins=["{workspace}/appending.py"]')
+    done = resume_test(linear, 'plugins=["{workspace}/appending.py"]')
     assert done.exit_code == 1, done.output
     # After two thirds of its 12 iterations.
     assert "killed after iteration 8, resumed after iteration 6\n" in done.stdout
@@ -170,16 +170,16 @@ def test_a_file_that_a_plugin_only_appends_to_is_found_and_a_volatile_one_listed
 
 
 @pytest.mark.slow
-def test_a_runner_that_makes_no_iteration_is_refused(pipeline: Call, linear: Path, workspace: Workspace) -> None:
+def test_a_runner_that_makes_no_iteration_is_refused(resume_test: Call, linear: Path, workspace: Workspace) -> None:
     workspace({"own.py": EVALUATING})
-    done = pipeline("resume-test", linear, "runner.train_runner.runner_class_path={workspace}/own.py", "--at", 1)
+    done = resume_test(linear, "runner.train_runner.runner_class_path={workspace}/own.py", "--at", 1)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "train_runner: makes no iteration, as one that only evaluates, so there is none after which" in done.stderr
 
 
 @pytest.mark.slow
-def test_an_iteration_that_no_runner_comes_to_is_refused(pipeline: Call, linear: Path) -> None:
-    done = pipeline("resume-test", linear, "--at", 13)
+def test_an_iteration_that_no_runner_comes_to_is_refused(resume_test: Call, linear: Path) -> None:
+    done = resume_test(linear, "--at", 13)
     assert done.exit_code == 2
     assert "--at 13: train_runner ends after 12 iterations; choose one before that" in done.stderr
 
@@ -248,13 +248,13 @@ OWN_LOOPS = """
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["Nested", "Twice"])
 def test_a_loop_of_ones_own_is_killed_after_any_iteration_and_goes_on(
-    pipeline: Call, linear: Path, workspace: Workspace, runner: str
+    resume_test: Call, linear: Path, workspace: Workspace, runner: str
 ) -> None:
     workspace({"own.py": OWN_LOOPS})
     text = linear.read_text(encoding="utf-8")
     linear.write_text(text + text.partition("phase:\n")[2].replace("name: line", "name: other"), encoding="utf-8")
     own = f"runner.train_runner.runner_class_path={{workspace}}/own.py:{runner}"
-    done = pipeline("resume-test", linear, own, "runner.train_runner.save_interval=2", "--at", 4, "--at", 17)
+    done = resume_test(linear, own, "runner.train_runner.save_interval=2", "--at", 4, "--at", 17)
     assert done.exit_code == 0, done.output
     assert done.stdout.count(", resumed after iteration ") == 2
     assert re.search("batches and losses +the same in (24|36) iterations\n", done.stdout)
