@@ -1,13 +1,19 @@
-"""Real processes that are ranks of one world: started once, they run functions of test files. See ``Ranks``.
+"""Real processes that are ranks of one world: they run functions of test files. See ``Ranks``.
 
-As a program it is one of them: it reads pickled calls from stdin until there is none, and answers on a file descriptor.
+As a program it is one that has imported everything, and forks the ranks: a new rank need not import torch again.
 """
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
+import gc
 import importlib.util
+import json
 import os
 import pickle
+import random
+import select
 import signal
 import socket
 import subprocess
@@ -15,10 +21,97 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 REPOSITORY = Path(__file__).parents[2]
+_LONGEST_ORDER = 2**20
+
+
+class Server:
+    """A process that forks ranks.
+
+    Args:
+        number: servers of different numbers order the strings of a set differently, as separate processes do.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(random.Random().randrange(10**9))}
+        command = [sys.executable, "-X", "faulthandler", __file__, str(remote.fileno()), str(number)]
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=REPOSITORY, pass_fds=[remote.fileno()], **streams
+        )
+        remote.close()
+        atexit.register(self._stop, os.getpid())
+
+    def fork(self, environment: dict[str, str]) -> Rank:
+        """Start a rank."""
+        own_orders, orders = os.pipe()
+        answers, own_answers = os.pipe()
+        socket.send_fds(self._socket, [json.dumps(environment).encode()], [own_orders, own_answers])
+        os.close(own_orders)
+        os.close(own_answers)
+        pid = int(self._socket.recv(64))
+        return Rank(pid, os.fdopen(orders, "wb"), os.fdopen(answers, "rb"))
+
+    def _stop(self, owner: int) -> None:
+        # Not in a process that was forked from this one.
+        if os.getpid() == owner:
+            self._process.kill()
+            self._process.wait()
+
+
+@cache
+def server(number: int) -> Server:
+    """One of the servers of this process, which are started when they are needed."""
+    return Server(number)
+
+
+class Rank:
+    """A process that a server has forked.
+
+    Args:
+        pid: its number.
+        orders: it takes pickled calls from there, until it gets None.
+        answers: it writes there what they return.
+    """
+
+    def __init__(self, pid: int, orders: IO[bytes], answers: IO[bytes]) -> None:
+        self.orders = orders
+        self.answers = answers
+        self._descriptor = os.pidfd_open(pid)
+
+    def tell(self, call: Any) -> None:
+        """Give it a call, or None."""
+        self.orders.write(pickle.dumps(call))
+        self.orders.flush()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            TimeoutError: it does not end in time.
+        """
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            raise TimeoutError(f"a rank has not ended within {seconds} seconds")
+
+    def abort(self) -> None:
+        """End it at once; it says on stderr where it stands."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGABRT)
+        self.wait(60)
+
+    def close(self) -> None:
+        """Forget it."""
+        with suppress(BrokenPipeError):
+            self.orders.close()
+        self.answers.close()
+        os.close(self._descriptor)
 
 
 class Ranks:
@@ -30,8 +123,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._answers: list[IO[bytes]] = []
+        self._ranks: list[Rank] = []
 
     def start(self) -> None:
         """Start the processes."""
@@ -39,28 +131,21 @@ class Ranks:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         for rank in range(self.size):
-            reading, writing = os.pipe()
             launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.size}
             launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {name: str(own) for name, own in launched.items()}
-            command = [sys.executable, "-X", "faulthandler", __file__, str(writing)]
-            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "pass_fds": [writing]}
-            self._processes.append(subprocess.Popen(command, env=environment, cwd=REPOSITORY, **streams))
-            os.close(writing)
-            self._answers.append(os.fdopen(reading, "rb"))
+            self._ranks.append(server(rank % 2).fork(environment))
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """What the function returns on each rank; an AssertionError with the traceback of the ranks that raise."""
-        if not self._processes:
+        if not self._ranks:
             self.start()
         file = sys.modules[function.__module__].__file__
         call = file, function.__qualname__, arguments, keywords
-        for process in self._processes:
-            assert process.stdin
-            process.stdin.write(pickle.dumps(call))
-            process.stdin.flush()
         try:
-            answers = [pickle.load(answers) for answers in self._answers]
+            for rank in self._ranks:
+                rank.tell(call)
+            answers = [pickle.load(rank.answers) for rank in self._ranks]
         except BaseException:
             self._abort()
             raise
@@ -72,48 +157,65 @@ class Ranks:
         """End the processes.
 
         Raises:
-            subprocess.TimeoutExpired: one does not end; where it stands is on stderr.
+            TimeoutError: one does not end; where it stands is on stderr.
         """
-        for process in self._processes:
-            assert process.stdin
-            # Closing it is not enough: what a test has forked meanwhile, such as data workers, holds it open.
-            process.stdin.write(pickle.dumps(None))
-            process.stdin.close()
         try:
-            for process in self._processes:
-                process.wait(60)
-        except subprocess.TimeoutExpired:
+            for rank in self._ranks:
+                # Closing the pipe is not enough: what a test has forked meanwhile, such as data workers, holds it open.
+                rank.tell(None)
+            for rank in self._ranks:
+                rank.wait(60)
+        except BaseException:
             self._abort()
             raise
         self._close()
 
     def _abort(self) -> None:
-        """End them at once, where one hangs or has died; each says on stderr where it stands. The next call starts others."""
-        for process in self._processes:
-            process.send_signal(signal.SIGABRT)
-            process.wait(60)
+        """End them at once, where one hangs or has died. The next call starts others."""
+        for rank in self._ranks:
+            rank.abort()
         self._close()
 
     def _close(self) -> None:
-        for process in self._processes:
-            assert process.stdin
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-        for answers in self._answers:
-            answers.close()
-        self._processes, self._answers = [], []
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = []
 
 
-def main() -> None:
-    """One rank."""
-    from pipeline.distributed.world import joined  # noqa: PLC0415 - only here
+def serve(orders: socket.socket) -> int | None:
+    """Fork a rank for each order; in a rank, return where it has to answer, and None when there is nothing to do."""
+    while True:
+        order, descriptors, *_ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not order:
+            return None
+        pid = os.fork()
+        if not pid:
+            orders.close()
+            os.environ.clear()
+            os.environ.update(json.loads(order))
+            os.dup2(descriptors[0], 0)
+            os.close(descriptors[0])
+            return descriptors[1]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        orders.send(str(pid).encode())
 
-    # As pytest has it.
-    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "faults")]
+
+def obey(descriptor: int) -> None:
+    """Be a rank: run the functions that come from stdin."""
+    import torch  # noqa: PLC0415 - the test process imports this module before torch may be imported
+
+    from pipeline.distributed.world import joined  # noqa: PLC0415
+
+    # torch makes its threads anew after a fork.
+    torch.set_num_threads(1)
     modules: dict[str, Any] = {}
-    with joined(60), os.fdopen(int(sys.argv[1]), "wb") as answers:
+    with joined(60), os.fdopen(descriptor, "wb") as answers, os.fdopen(0, "rb", closefd=False) as orders:
         while True:
-            call = pickle.load(sys.stdin.buffer)
+            call = pickle.load(orders)
             if call is None:
                 return
             file, name, arguments, keywords = call
@@ -129,6 +231,37 @@ def main() -> None:
                 answer = False, traceback.format_exc()
             pickle.dump(answer, answers)
             answers.flush()
+
+
+def import_all() -> None:
+    """Import what runs import when they come to it, and read the sources that each check of a config reads."""
+    import torch  # noqa: PLC0415
+
+    from pipeline import testing  # noqa: PLC0415
+    from pipeline.check.checker import check  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    # The first optimizer imports torch's compiler.
+    torch.optim.AdamW([torch.zeros(1)])
+    stages = [f"pipeline.stages.{name}" for name in ("instance", "network", "startup", "runner", "terminal")]
+    for name in (*stages, "pipeline.trainer", "pipeline_plugins.metric_log", "pipeline_plugins.progress_bar", "pytest"):
+        import_module(name)
+    with TemporaryDirectory() as folder:
+        check(testing.Workspace(Path(folder)).config)
+
+
+def main() -> None:
+    """Fork ranks, or be one of them."""
+    # As pytest has it.
+    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "faults")]
+    with socket.socket(fileno=int(sys.argv[1])) as orders:
+        import_all()
+        # What is there stays, so that a collection in a rank need not copy its pages.
+        gc.freeze()
+        descriptor = serve(orders)
+    if descriptor is not None:
+        faulthandler.enable()
+        obey(descriptor)
 
 
 if __name__ == "__main__":
