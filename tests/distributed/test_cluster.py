@@ -92,7 +92,7 @@ def test_the_pods_of_the_job_find_the_first_by_the_name_of_the_service() -> None
     assert f"--nproc-per-node={pods['containers'][0]['resources']['limits']['nvidia.com/gpu']}" in command
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_command_of_the_job_trains_in_two_pods(cluster: dict[str, str]) -> None:
     changes = {
         "--nproc-per-node=4": "--nproc-per-node=1",

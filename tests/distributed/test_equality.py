@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline import GeneralTrainer
+from pipeline.testing import write_files
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
 
@@ -177,6 +179,9 @@ JOBS: dict[str, list[str]] = {
 }
 
 QUICK = ["plain", "a Noam rate", "a last batch of one sample", "a verb of its own"]
+ON_THREE = ["two losses", "a last batch of one sample"]
+# On four ranks, one of which has no sample of the last batch.
+ON_FOUR = ["accumulation", "two losses", "a last batch of one sample", "a loop of its own with fit_batch"]
 
 
 def run_job(config: Path, overrides: list[str]) -> str:
@@ -238,13 +243,21 @@ def config(workspace: Workspace) -> Path:
     return workspace(FILES) / "config.yaml"
 
 
-def compare(ranks: Ranks, config: Path, overrides: list[str]) -> tuple[str, str]:
-    """The run directories of ranks and of one process."""
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Return the run directory of a job in one process, which trains once for all tests."""
+    folder = tmp_path_factory.mktemp("alone")
+    config = write_files(folder / "workspace", FILES) / "config.yaml"
+    return cache(lambda job: run_job(config, [*JOBS[job], f"output_dir={folder / 'runs'}"]))
+
+
+def compare(ranks: Ranks, config: Path, overrides: list[str], alone: str | None = None) -> str:
+    """Train as ranks; compare with the run of one process, and return the run directory."""
     together = ranks(run_job, config, [*overrides, f"output_dir={config.parent / 'together'}"])
     assert len(set(together)) == 1
-    alone = run_job(config, [*overrides, f"output_dir={config.parent / 'alone'}"])
+    alone = alone or run_job(config, [*overrides, f"output_dir={config.parent / 'alone'}"])
     assert_same_training(together[0], alone)
-    return together[0], alone
+    return together[0]
 
 
 SINGLE_PRECISION = {
@@ -261,23 +274,29 @@ def test_in_single_precision_weights_differ_by_rounding_alone(two_ranks: Ranks, 
 
 
 @pytest.mark.parametrize("job", QUICK + [pytest.param(job, marks=pytest.mark.slow) for job in JOBS if job not in QUICK])
-def test_two_ranks_train_as_one_process(two_ranks: Ranks, config: Path, job: str) -> None:
-    together, alone = compare(two_ranks, config, JOBS[job])
-    assert_close(predictions(together), predictions(alone))
+def test_two_ranks_train_as_one_process(two_ranks: Ranks, config: Path, job: str, alone: Callable[[str], str]) -> None:
+    together = compare(two_ranks, config, JOBS[job], alone(job))
+    assert_close(predictions(together), predictions(alone(job)))
 
 
 @pytest.mark.parametrize(
-    "job", ["plain", "two losses", "a Noam rate", "a last batch of one sample", "a verb of its own"]
+    "job",
+    [*ON_THREE, *(pytest.param(job, marks=pytest.mark.release) for job in QUICK if job not in ON_THREE)],
 )
-def test_three_ranks_train_as_one_process(three_ranks: Ranks, config: Path, job: str) -> None:
-    compare(three_ranks, config, JOBS[job])
+def test_three_ranks_train_as_one_process(
+    three_ranks: Ranks, config: Path, job: str, alone: Callable[[str], str]
+) -> None:
+    compare(three_ranks, config, JOBS[job], alone(job))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS)
-def test_four_ranks_train_as_one_process(four_ranks: Ranks, config: Path, job: str) -> None:
-    together, alone = compare(four_ranks, config, JOBS[job])
-    assert_close(predictions(together), predictions(alone))
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=pytest.mark.slow if job in ON_FOUR else pytest.mark.release) for job in JOBS]
+)
+def test_four_ranks_train_as_one_process(
+    four_ranks: Ranks, config: Path, job: str, alone: Callable[[str], str]
+) -> None:
+    together = compare(four_ranks, config, JOBS[job], alone(job))
+    assert_close(predictions(together), predictions(alone(job)))
 
 
 def test_two_equal_runs_come_to_the_same_bits(three_ranks: Ranks, config: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pipeline import GeneralTrainer
-from pipeline.distributed.world import PeerError, current_world, joined
+from pipeline.distributed import world as world_module
+from pipeline.distributed.world import PeerError, current_world, describe, exit_code, joined
 from pipeline.errors import DataError, PipelineError
 from pipeline.run import session
 from pipeline.run.directory import RunDirectory
@@ -140,10 +141,12 @@ def test_a_download_that_fails_fails_on_all(two_ranks: Ranks) -> None:
 
 
 def wait_for_rank_1() -> str:
-    with joined(1) as world:
+    with pytest.MonkeyPatch.context() as patch, joined(1) as world:
+        patch.setattr(world_module, "ANSWER", 0.5)
         world.put(f"seen/{world.rank}", 7)
         if world.rank == 1:
-            time.sleep(5)
+            while not world.store.check(["failure"]):
+                time.sleep(0.05)
             return ""
         try:
             world.all_gather(None)
@@ -243,7 +246,6 @@ def run_elsewhere(config: Path, overrides: list[str]) -> str:
         return run(config, overrides)
 
 
-@pytest.mark.slow
 def test_a_rank_that_does_not_see_the_directory_is_named(two_ranks: Ranks, workspace: Workspace) -> None:
     first, second = two_ranks(run_elsewhere, workspace.config, overrides(workspace))
     assert "PeerError 2: rank 1 on " in first
@@ -283,11 +285,10 @@ FAILURES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", FAILURES)
-def test_a_failure_of_one_rank_ends_all_and_is_told_as_its(workspace: Workspace, tmp_path: Path, where: str) -> None:
-    code, what = FAILURES[where]
-    words = [
+def failing(workspace: Workspace, where: str) -> list[str]:
+    """The overrides of a run in which rank 1 fails."""
+    return overrides(
+        workspace,
         "plugins=[{progress_bar: false}, '{workspace}/acts.py:Plugin']",
         "dataset.train_data.class_path={workspace}/acts.py:Acting",
         "phase.line.metrics={own: {class: '{workspace}/acts.py:Metric'}}",
@@ -295,9 +296,54 @@ def test_a_failure_of_one_rank_ends_all_and_is_told_as_its(workspace: Workspace,
         "runner.train_runner.terminal_class_path={workspace}/acts.py",
         "runner.train_runner.epochs=4",
         f"runner.train_runner.collective_timeout={4 if where == 'hangs' else 60}",
-    ]
+    )
+
+
+def run_failing(config: Path, overrides: list[str], where: str, when: Path) -> str:
+    """How a run ends on this rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WHAT", where)
+        patch.setenv("WHEN", str(when))
+        if where in {"hangs", "abort"}:
+            # The rank that does not end by itself is ended after so many seconds.
+            patch.setattr(world_module, "GRACE", 1.0)
+        try:
+            GeneralTrainer(config, overrides).run()
+        except Exception as error:
+            return f"{exit_code(error):d} {describe(error)}"
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(where, marks=[] if where in {"diverges", "killed"} else pytest.mark.slow) for where in FAILURES],
+)
+def test_failure_on_one_rank_ends_all_ranks(ranks: Ranks, workspace: Workspace, tmp_path: Path, where: str) -> None:
+    """Without a launcher, which would end the others."""
+    code, what = FAILURES[where]
     when = tmp_path / "when"
-    command = [sys.executable, "-m", "pipeline", "run", workspace.config, "--nproc", "2", *overrides(workspace, *words)]
+    if where in {"killed", "hangs", "abort"}:
+        # One of them is ended while its answer is awaited.
+        with pytest.raises(EOFError):
+            ranks(run_failing, workspace.config, failing(workspace, where), where, when)
+    else:
+        first, second = ranks(run_failing, workspace.config, failing(workspace, where), where, when)
+        assert re.search(rf"^{code} rank 1 .*{what}", first, re.DOTALL)
+        assert re.search(rf"^{code} .*(broken on purpose|not finite)", second, re.DOTALL)
+    assert time.time() - when.stat().st_mtime < 10 + 2 + {"hangs": 4 + 2 + 8, "abort": 5}.get(where, 0)
+    status = status_of(workspace)
+    assert (status["failed_rank"], status["exit_code"]) == (1, 1 if where == "killed" else code)
+    assert re.search(f"^rank 1 .*{what}", status["reason"])
+
+
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(where, marks=pytest.mark.slow if where == "killed" else pytest.mark.release) for where in FAILURES],
+)
+def test_a_failure_of_one_rank_ends_all_and_is_told_as_its(workspace: Workspace, tmp_path: Path, where: str) -> None:
+    code, what = FAILURES[where]
+    when, words = tmp_path / "when", failing(workspace, where)
+    command = [sys.executable, "-m", "pipeline", "run", workspace.config, "--nproc", "2", *words]
     environment = {**os.environ, "WHAT": where, "WHEN": str(when), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == code, ended.stderr
@@ -308,28 +354,12 @@ def test_a_failure_of_one_rank_ends_all_and_is_told_as_its(workspace: Workspace,
     assert (status["failed_rank"], status["exit_code"]) == (1, 1 if where == "killed" else code)
     assert re.search(f"^rank 1 .*{what}", status["reason"])
     assert re.search(f"ERROR   rank 1.*{what}", ended.stderr)
+    if where == "killed":
+        assert "rank 1 was the first to leave, with exit code 137: Signal 9 (SIGKILL) received by PID" in ended.stderr
+        assert "Traceback" not in ended.stderr
     for process in json.loads((run_dir_of(workspace) / "environment.json").read_text())["ranks"]:
         with pytest.raises(ProcessLookupError):
             os.kill(process["pid"], 0)
-
-
-SCRIPT = """
-    import sys
-    from pipeline import GeneralTrainer
-
-    for _ in range(2):
-        context = GeneralTrainer(sys.argv[1], sys.argv[2:]).run()
-    print(f"done {context['rank']}\\n", end="")  # one write: with unbuffered output, words of several ranks mix
-"""
-
-
-@pytest.mark.slow
-def test_one_run_after_another_in_a_script_leaves_without_an_error(workspace: Workspace, tmp_path: Path) -> None:
-    script = Workspace(tmp_path / "script", {"script.py": SCRIPT}).config.parent / "script.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", script, workspace.config]
-    ended = subprocess.run([*command, *overrides(workspace)], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(re.findall(r"done (\d)", ended.stdout)) == ["0", "1", "2"]
 
 
 @pytest.mark.slow

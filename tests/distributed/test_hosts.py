@@ -18,10 +18,13 @@ from tests.distributed.test_equality import FILES, assert_same_training, run_job
 pytestmark = pytest.mark.slow
 
 
-def launch(config: Path, folder: Path, nodes: str, port: int, *words: str) -> subprocess.Popen[bytes]:
-    """The launcher of one host, with one process."""
+def launch(config: Path, folder: Path, nodes: str, port: int, number: int, *words: str) -> subprocess.Popen[bytes]:
+    """The launcher of one host, with one process; they meet in the one with number 0."""
     options = ["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
     options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", "3"]
+    # By default a launcher takes 15 seconds for a lost one, and then waits 30 for another.
+    settings = {"is_host": number == 0, "keep_alive_interval": 1, "keep_alive_max_attempt": 5, "last_call_timeout": 10}
+    options += ["--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items())]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "pipeline", "run", str(config), *words]
     with (folder / "printed").open("ab") as printed:
         return subprocess.Popen(command, cwd=folder, stdout=printed, stderr=printed, start_new_session=True)
@@ -50,7 +53,7 @@ def test_a_run_on_two_hosts_trains_as_one_process(workspace: Workspace, tmp_path
     config = workspace({**FILES, "startup.py": STAGE}) / "config.yaml"
     words = ["runner.train.startup_class_path={workspace}/startup.py", f"output_dir={tmp_path / 'runs'}"]
     port = free_port()
-    launchers = [launch(config, tmp_path, "2", port, *words) for _ in range(2)]
+    launchers = [launch(config, tmp_path, "2", port, number, *words) for number in range(2)]
     codes = [launcher.wait(120) for launcher in launchers]
     assert codes == [0, 0], (tmp_path / "printed").read_text()
     marks = {path.name for path in tmp_path.glob("*-*")}
@@ -77,10 +80,9 @@ def test_where_one_of_two_hosts_is_lost_the_other_goes_on_alone(workspace: Works
     words = ["plugins=[{progress_bar: false}, '{workspace}/slow.py']", "runner.train.save_interval=2"]
     words += ["runner.train.epochs=6", "mode=train", f"output_dir={tmp_path / 'runs'}"]
     port = free_port()
-    launchers = [launch(config, tmp_path, "1:2", port, *words)]
-    time.sleep(2)
-    launchers.append(launch(config, tmp_path, "1:2", port, *words))
-    checkpoints, end = tmp_path / "runs" / "workspace" / "latest" / "train" / "checkpoints", time.monotonic() + 100
+    end = time.monotonic() + 100
+    launchers = [launch(config, tmp_path, "1:2", port, number, *words) for number in range(2)]
+    checkpoints = tmp_path / "runs" / "workspace" / "latest" / "train" / "checkpoints"
     while not list(checkpoints.glob("step-*/rank-00001-of-00002.safetensors")):
         assert time.monotonic() < end, (tmp_path / "printed").read_text()
         time.sleep(0.1)

@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 import rank_kills
 
+# Two processes without data workers, one of which is killed inside a save.
+SEED = 94
 
-@pytest.mark.slow
-def test_a_run_whose_ranks_are_killed_comes_to_what_an_unbroken_one_does(tmp_path: Path) -> None:
-    counts, faults = rank_kills.experiment(tmp_path, kills=3, seed=3)
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [pytest.param(1, SEED, marks=pytest.mark.slow), pytest.param(3, 3, marks=pytest.mark.release)]
+)
+def test_a_run_whose_ranks_are_killed_comes_to_what_an_unbroken_one_does(tmp_path: Path, kills: int, seed: int) -> None:
+    counts, faults = rank_kills.experiment(tmp_path, kills, seed)
     assert faults == []
-    assert counts["kills"] == 3
+    assert counts["kills"] == kills

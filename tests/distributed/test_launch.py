@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from click.testing import Result
+from forked_runs import Zygote
 
 from pipeline import GeneralTrainer
 from pipeline.config.load import ConfigBuilder
@@ -65,7 +66,8 @@ JOB = """
                 if "FAILS" in os.environ:
                     raise DivergedError("mine")
                 if "KILLED" in os.environ:
-                    time.sleep(1)  # The checkpoint of the epoch before is on disk.
+                    while not list(Path(context["run_dir"], "t", "checkpoints").glob("step-*")):
+                        time.sleep(0.01)
                     os.kill(os.getpid(), signal.SIGKILL)
             super().train_epoch(context, epoch)
 """
@@ -78,6 +80,7 @@ class Job(NamedTuple):
 
     config: Path
     notes: Path
+    request: pytest.FixtureRequest
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command in a session of its own."""
@@ -88,9 +91,13 @@ class Job(NamedTuple):
 
     def run(self, *words: str, **environment: str) -> tuple[int, str]:
         """(exit code, stderr) of ``pipeline run`` of the config."""
-        with self.start(sys.executable, *RUN, str(self.config), *words, **environment) as process:
-            _, errors = process.communicate(timeout=100)
-        return process.returncode, errors
+        return self.call("run", "-q", str(self.config), *words, **environment)
+
+    def call(self, *words: str, **environment: str) -> tuple[int, str]:
+        """(exit code, stderr) of a command."""
+        # Few tests need the fixture, which starts a process.
+        done = self.request.getfixturevalue("process")(*words, NOTES=str(self.notes), **environment)
+        return done.returncode, done.stderr
 
     def wait(self, processes: int) -> list[dict[str, Any]]:
         """The first notes of so many processes, by rank, once they are there."""
@@ -117,10 +124,10 @@ class Job(NamedTuple):
 
 
 @pytest.fixture
-def job(workspace: Callable[..., Path], tmp_path: Path) -> Job:
+def job(request: pytest.FixtureRequest, workspace: Callable[..., Path], tmp_path: Path) -> Job:
     (tmp_path / "notes").mkdir()
     files = {"config.yaml": CONFIG.replace("\n    ", "\n"), "job.py": JOB.replace("\n    ", "\n")}
-    return Job(workspace(files) / "config.yaml", tmp_path / "notes")
+    return Job(workspace(files) / "config.yaml", tmp_path / "notes", request)
 
 
 def is_running(pid: int) -> bool:
@@ -153,8 +160,11 @@ def wait_for_session(session: int, seconds: float) -> None:
 @pytest.mark.slow
 def test_worker_num_starts_processes_with_the_same_words_and_their_share_of_the_cores(job: Job) -> None:
     words = ["runner.t.class=local_cluster_train", "runner.t.worker_num=2", "+hyper_parameters.price=$$5"]
-    code, errors = job.run(*words, "--max-restarts=1", "--nproc", "2")
-    assert (code, job.status()["state"]) == (0, "done"), errors
+    # Not by the fixture, whose processes know how many threads they have.
+    command = [sys.executable, *RUN, str(job.config), *words, "--max-restarts=1", "--nproc", "2"]
+    with job.start(*command) as process:
+        _, errors = process.communicate(timeout=100)
+    assert (process.returncode, job.status()["state"]) == (0, "done"), errors
     assert "worker_num" not in errors
     firsts = job.wait(2)
     assert [about["rank"] for about in firsts] == [0, 1]
@@ -163,26 +173,20 @@ def test_worker_num_starts_processes_with_the_same_words_and_their_share_of_the_
     assert {about["threads"] for about in firsts} == {max(1, len(os.sched_getaffinity(0)) // 2)}
 
 
-@pytest.mark.slow
-def test_the_code_of_the_rank_that_fails_first_is_kept_by_each_later_attempt(job: Job) -> None:
-    code, errors = job.run("--nproc", "2", "--max-restarts", "2", FAILS="1")
+@pytest.mark.parametrize(
+    "restarts", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.release)]
+)
+def test_the_code_of_the_rank_that_fails_first_is_kept_by_each_later_attempt(job: Job, restarts: int) -> None:
+    code, errors = job.run("--nproc", "2", "--max-restarts", str(restarts), FAILS="1")
     assert (code, job.status()["exit_code"]) == (5, 5), errors
     assert {about["attempt"] for about in job.told()} == {0}
     assert f"{job.run_dirs()[0].resolve()}: the attempt before has left with 5: " in errors
     assert "was the first to leave, with exit code 5: " in errors.splitlines()[-1]
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_is_named_with_128_and_its_signal(job: Job) -> None:
-    code, errors = job.run("--nproc", "2", KILLED="1")
-    assert code == 128 + signal.SIGKILL
-    assert "rank 1 was the first to leave, with exit code 137: Signal 9 (SIGKILL) received by PID" in errors
-    assert "Traceback" not in errors
-    assert job.status()["exit_code"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.release)]
+)
 def test_a_killed_rank_starts_the_run_again_in_its_directory(job: Job, processes: int) -> None:
     command = [*TORCHRUN, "--nproc-per-node", str(processes), "--max-restarts", "1", *RUN, str(job.config)]
     with job.start(*command, KILLED="1") as launcher:
@@ -193,29 +197,35 @@ def test_a_killed_rank_starts_the_run_again_in_its_directory(job: Job, processes
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "to_rank", "code"),
-    [(signal.SIGUSR1, None, 75), (signal.SIGINT, None, 130), (signal.SIGTERM, 1, 75)],
+    [
+        pytest.param(signal.SIGUSR1, None, 75, marks=pytest.mark.release),
+        pytest.param(signal.SIGINT, None, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, 75, marks=pytest.mark.slow),
+    ],
 )
-def test_a_signal_saves_and_leaves_with_its_code(job: Job, number: int, to_rank: int | None, code: int) -> None:
-    words = ["-m", "pipeline", "run", str(job.config), "runner.t.epochs=1000000", "--nproc", "2"]
-    with job.start(sys.executable, *words) as launcher:
+def test_a_signal_saves_and_leaves_with_its_code(
+    job: Job, zygote: Zygote, number: int, to_rank: int | None, code: int
+) -> None:
+    words = ["run", str(job.config), "runner.t.epochs=1000000", "--nproc", "2"]
+    with zygote.start(Path.cwd(), words, Path("stderr"), {"NOTES": str(job.notes)}) as launcher:
         firsts = job.wait(2)
         os.kill(launcher.pid if to_rank is None else firsts[to_rank]["pid"], number)
-        _, errors = launcher.communicate(timeout=30)
-    assert (launcher.returncode, job.status()["exit_code"]) == (code, code), errors
+        launcher.wait(30)
+    errors = Path("stderr").read_text("utf-8")
+    assert (launcher.code, job.status()["exit_code"]) == (code, code), errors
     assert job.status()["resumable"]
 
 
 @pytest.mark.slow
 def test_a_run_is_resumed_on_several_processes_from_another_folder(job: Job, tmp_path: Path) -> None:
     assert job.run("runner.t.epochs=1")[0] == 0
-    folder = job.run_dirs()[0]
+    folder = job.run_dirs()[0].resolve()
     words = ["resume", os.path.relpath(folder, tmp_path), "runner.t.epochs=2", "--nproc=2"]
-    with job.start("sh", "-c", f"cd {tmp_path}; exec {sys.executable} -m pipeline {' '.join(words)}") as process:
-        _, errors = process.communicate(timeout=100)
-    assert (process.returncode, job.status()["epoch"]) == (0, 2), errors
+    with contextlib.chdir(tmp_path):
+        code, errors = job.call(*words)
+    assert (code, job.status()["epoch"]) == (0, 2), errors
     resumed = sorted((about["rank"], about["epoch"]) for about in job.told() if about["world_size"] == 2)
     assert resumed == [(0, 1), (1, 1)]
     assert errors.count("begun in") == 2  # The launcher says it, and rank 0.
@@ -241,19 +251,6 @@ def test_processes_end_soon_after_their_launcher(job: Job, command: list[str], n
         # The workers of their loaders too, which hold the pipe.
         wait_for_session(launcher.pid, 10)
         launcher.communicate(timeout=10)
-
-
-@pytest.mark.slow
-def test_two_launchers_are_two_hosts(job: Job) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-id", "two", "--rdzv-endpoint", f"localhost:{port}", "--local-addr", "localhost"]
-    with job.start(*command, *RUN, str(job.config)) as first, job.start(*command, *RUN, str(job.config)) as second:
-        errors = [process.communicate(timeout=100)[1] for process in (first, second)]
-    assert (first.returncode, second.returncode, job.status()["state"]) == (0, 0, "done"), errors
-    assert [(about["rank"], about["engine"]) for about in job.wait(2)] == [(0, "CLUSTER"), (1, "CLUSTER")]
 
 
 @pytest.mark.parametrize(

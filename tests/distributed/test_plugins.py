@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pipeline import GeneralTrainer, hookimpl, stages
 from pipeline.context import Context, Phase
-from pipeline.distributed.world import current_world
+from pipeline.distributed.world import current_world, describe, exit_code
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
 from tests.distributed.test_equality import FILES, assert_close, assert_same_training
@@ -142,16 +137,23 @@ def test_what_is_decided_by_the_numbers_of_a_verb_is_decided_by_those_of_rank_0(
     assert rate == 0.05
 
 
+def run_failing(config: Path, *overrides: str) -> tuple[int, str]:
+    """The exit code and the error of a run on this rank."""
+    try:
+        GeneralTrainer(config, [*overrides, f"output_dir={config.parent / 'runs'}"]).run()
+    except Exception as error:
+        return int(exit_code(error)), describe(error)
+    return 0, ""
+
+
 def run_on_two(config: Path, *overrides: str) -> tuple[int, str, str]:
-    """A run by the launcher: its exit code, and the first error of each rank."""
-    command = [sys.executable, "-m", "pipeline", "run", str(config), "--nproc", "2", *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=config.parent, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "config.yaml:" in line]
-    first, second = ([line for line in errors if (" rank 1: " in line) == follows] for follows in (False, True))
-    return done.returncode, first[0], second[0] if second else ""
+    """The exit code of a run, and the error of each rank."""
+    # A failure leaves them out of step.
+    ranks = Ranks(2)
+    (code, first), (other, second) = ranks(run_failing, config, *overrides)
+    ranks.stop()
+    assert code == other
+    return code, first, second
 
 
 BAD = """
@@ -168,7 +170,6 @@ BAD = """
 """
 
 
-@pytest.mark.slow
 def test_nan_guard_names_the_batch_of_the_rank_that_is_to_blame(workspace: Workspace) -> None:
     config = workspace({**FILES, "bad.py": BAD}) / "config.yaml"
     own = "+plugins=[nan_guard]", "phase.waves.model={workspace}/bad.py:Steep"
@@ -192,7 +193,6 @@ WIDE = """
 """
 
 
-@pytest.mark.slow
 def test_a_metric_that_can_neither_be_merged_nor_gathered_ends_the_run(workspace: Workspace) -> None:
     config = workspace({**FILES, "wide.py": WIDE}) / "config.yaml"
     own = "phase.waves.model={workspace}/wide.py:Wide", "phase.waves.loss=null"
@@ -202,7 +202,6 @@ def test_a_metric_that_can_neither_be_merged_nor_gathered_ends_the_run(workspace
     assert "phase.waves: metric 'worst' (Worst) has no merge(states), and what it judges cannot be joined" in first
 
 
-@pytest.mark.slow
 def test_train_metrics_without_merge_are_refused(workspace: Workspace) -> None:
     config = workspace(FILES) / "config.yaml"
     own = "phase.waves.train_metrics={worst: {class: '{workspace}/metric.py:Worst'}}"
@@ -228,7 +227,6 @@ UNSAID = """
 """
 
 
-@pytest.mark.slow
 def test_an_imported_plugin_that_does_not_say_where_it_runs_is_refused(workspace: Workspace) -> None:
     config = workspace({**FILES, "unsaid.py": UNSAID}) / "config.yaml"
     code, first, _ = run_on_two(config, "plugins=['{workspace}/unsaid.py']")

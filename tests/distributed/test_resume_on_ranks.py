@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,9 @@ import whole_runs
 from pipeline import GeneralTrainer
 from pipeline.checkpoint import layout, reader
 from pipeline.signals import StoppedError
-from tests.conftest import Workspace
+from pipeline.testing import write_files
 from tests.distributed.ranks import Ranks
 from tests.distributed.test_equality import FILES, NOAM, assert_same_training
-
-pytestmark = pytest.mark.slow
 
 STOPS = """
     import os, signal
@@ -39,17 +37,21 @@ STOPS = """
 
 def run_until(config: Path, overrides: list[str], stop: str, resume: str) -> str:
     """The run directory of a run that is over, or that a signal to rank 0 has stopped."""
-    os.environ["STOP_AT"] = stop
-    trainer = GeneralTrainer(config, ["mode=train", *overrides], resume)
-    try:
-        return str(trainer.run()["run_dir"])
-    except StoppedError:
-        return str(trainer.contexts["train"]["run_dir"]) if trainer.contexts else ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOP_AT", stop)
+        patch.setenv("SLOW_DATA", "0")
+        trainer = GeneralTrainer(config, ["mode=train", *overrides], resume)
+        try:
+            return str(trainer.run()["run_dir"])
+        except StoppedError:
+            return str(trainer.contexts["train"]["run_dir"]) if trainer.contexts else ""
 
 
-def stopped_and_resumed(ranks: Ranks, others: Ranks | None, config: Path, overrides: list[str], stop: str) -> str:
+def stopped_and_resumed(
+    ranks: Ranks, others: Ranks | None, config: Path, overrides: list[str], stop: str, folder: Path
+) -> str:
     """The run directory of a run that is stopped on some ranks, and goes on on others; None: in this process."""
-    where = [*overrides, f"output_dir={config.parent / 'stopped'}"]
+    where = [*overrides, f"output_dir={folder}"]
     ranks(run_until, config, where, stop, "never")
     if others:
         return str(others(run_until, config, where, "-1", "auto")[0])
@@ -63,30 +65,51 @@ def four_ranks() -> Iterator[Ranks]:
     ranks.stop()
 
 
-@pytest.fixture
-def noisy(workspace: Workspace) -> Path:
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job with dropout, batch norm, accumulation, noisy data, and validations within epochs."""
     changes = {"{workspace}/moments.py": "{workspace}/stops.py", "epochs: 3": "epochs: 2"}
     changes |= {" batch_size: 3": " global_batch_size: 6", " batch_size: 6": " global_batch_size: 6"}
     text = whole_runs.FILES["config.yaml"]
     for old, new in changes.items():
         text = text.replace(old, new)
-    return workspace({**whole_runs.FILES, "stops.py": STOPS, "config.yaml": text}) / "config.yaml"
+    files = {**whole_runs.FILES, "stops.py": STOPS, "config.yaml": text}
+    return write_files(tmp_path_factory.mktemp("noisy") / "workspace", files) / "config.yaml"
+
+
+@pytest.fixture(scope="module")
+def noisy_run(three_ranks: Ranks, noisy: Path) -> Callable[[int], str]:
+    """Return the run directory of three unbroken ranks, by the number of data workers of each."""
+
+    def run(workers: int) -> str:
+        overrides = [f"dataset.train.num_workers={workers}", f"output_dir={noisy.parent / 'whole'}"]
+        return str(three_ranks(run_until, noisy, overrides, "-1", "never")[0])
+
+    return cache(run)
 
 
 def last_checkpoint(run_dir: str) -> Path:
     return max(Path(run_dir, "train", "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize("stop", ["1", "2", "7", "17", "22", "validation"])
-@pytest.mark.parametrize("workers", [0, 2])
+# Where the run is stopped, and the number of data workers of each rank.
+STOPPED = [("2", 0), ("7", 2), ("17", 0), ("validation", 2)]
+
+
+@pytest.mark.parametrize(
+    ("stop", "workers"),
+    [
+        pytest.param(stop, workers, marks=pytest.mark.slow if (stop, workers) in STOPPED else pytest.mark.release)
+        for workers in (0, 2)
+        for stop in ("1", "2", "7", "17", "22", "validation")
+    ],
+)
 def test_as_many_ranks_go_on_bit_for_bit(
-    three_ranks: Ranks, noisy: Path, stop: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    three_ranks: Ranks, noisy: Path, noisy_run: Callable[[int], str], stop: str, workers: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SLOW_DATA", "0")
+    whole = noisy_run(workers)
     overrides = [f"dataset.train.num_workers={workers}"]
-    whole = three_ranks(run_until, noisy, [*overrides, f"output_dir={noisy.parent / 'whole'}"], "-1", "never")[0]
-    ours = last_checkpoint(stopped_and_resumed(three_ranks, three_ranks, noisy, overrides, stop))
+    ours = last_checkpoint(stopped_and_resumed(three_ranks, three_ranks, noisy, overrides, stop, tmp_path / "stopped"))
     theirs = last_checkpoint(whole)
     one, other = reader.read_checkpoint(ours), reader.read_checkpoint(theirs)
     assert whole_runs.differences(one.weights, other.weights) == []
@@ -98,19 +121,36 @@ def test_as_many_ranks_go_on_bit_for_bit(
     assert text[0] == text[1]
 
 
-@pytest.fixture
-def smooth(workspace: Workspace) -> Path:
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = FILES["config.yaml"].replace("[{progress_bar: false}]", '[{progress_bar: false}, "{workspace}/stops.py"]')
-    return workspace({**FILES, "stops.py": STOPS, "config.yaml": config}) / "config.yaml"
+    files = {**FILES, "stops.py": STOPS, "config.yaml": config}
+    return write_files(tmp_path_factory.mktemp("smooth") / "workspace", files) / "config.yaml"
 
 
-@pytest.mark.parametrize("stop", ["3", "6", "11"])
-@pytest.mark.parametrize("others", [1, 3, 4])
+@pytest.fixture(scope="module")
+def smooth_run(smooth: Path) -> str:
+    """The run directory of one process that nobody stops."""
+    return run_until(smooth, [*NOAM, f"output_dir={smooth.parent / 'whole'}"], "-1", "never")
+
+
+# Where the run is stopped, also in an open window of two batches, and how many ranks go on.
+OTHERS = [("3", 1), ("6", 4), ("11", 3)]
+
+
+@pytest.mark.parametrize(
+    ("stop", "others"),
+    [
+        pytest.param(stop, others, marks=pytest.mark.slow if (stop, others) in OTHERS else pytest.mark.release)
+        for others in (1, 3, 4)
+        for stop in ("3", "6", "11")
+    ],
+)
 def test_other_ranks_go_on_with_the_same_samples(
-    two_ranks: Ranks, three_ranks: Ranks, four_ranks: Ranks, smooth: Path, stop: str, others: int
+    request: pytest.FixtureRequest, smooth: Path, smooth_run: str, stop: str, others: int, tmp_path: Path
 ) -> None:
-    worlds = {1: None, 3: three_ranks, 4: four_ranks}
-    # In an open window of two batches, too.
-    ours = stopped_and_resumed(two_ranks, worlds[others], smooth, NOAM, stop)
-    whole = run_until(smooth, [*NOAM, f"output_dir={smooth.parent / 'whole'}"], "-1", "never")
-    assert_same_training(ours, whole)
+    two, *_ = worlds = [request.getfixturevalue("two_ranks")]
+    if others > 1:
+        worlds.append(request.getfixturevalue({3: "three_ranks", 4: "four_ranks"}[others]))
+    ours = stopped_and_resumed(two, worlds[1] if others > 1 else None, smooth, NOAM, stop, tmp_path / "stopped")
+    assert_same_training(ours, smooth_run)

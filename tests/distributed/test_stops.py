@@ -281,12 +281,15 @@ def to_last(process: subprocess.Popen[str], number: int) -> None:
     os.kill(workers(process)[-1], number)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("send", "number", "code"),
-    [(to_launcher, signal.SIGTERM, 75), (to_launcher, signal.SIGINT, 130), (to_all, signal.SIGTERM, 75),
-     (to_last, signal.SIGINT, 130)],
-)  # fmt: skip
+    [
+        pytest.param(to_launcher, signal.SIGTERM, 75, marks=pytest.mark.release),
+        pytest.param(to_launcher, signal.SIGINT, 130, marks=pytest.mark.release),
+        pytest.param(to_all, signal.SIGTERM, 75, marks=pytest.mark.release),
+        pytest.param(to_last, signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_torchrun_or_its_processes_is_saved(
     config: Path, send: Callable[[subprocess.Popen[str], int], None], number: int, code: int
 ) -> None:
@@ -311,8 +314,10 @@ def assert_saved(
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("send", [to_launcher, to_all])
+@pytest.mark.parametrize(
+    "send",
+    [pytest.param(to_launcher, marks=pytest.mark.release), pytest.param(to_all, marks=pytest.mark.slow)],
+)
 def test_a_signal_to_a_run_with_nproc_is_its_exit_code(
     config: Path, send: Callable[[subprocess.Popen[str], int], None]
 ) -> None:

@@ -538,7 +538,6 @@ def weights_of_a_rank_that_has_failed() -> str:
     return "no error"
 
 
-@pytest.mark.slow
 def test_an_exchange_of_weights_that_breaks_names_the_rank_that_failed() -> None:
     ranks = Ranks(2)
     assert ranks(weights_of_a_rank_that_has_failed) == ["", "rank 0 failed: the loss is nan"]
