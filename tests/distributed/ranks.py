@@ -141,7 +141,8 @@ class Ranks:
         if not self._ranks:
             self.start()
         file = sys.modules[function.__module__].__file__
-        call = file, function.__qualname__, arguments, keywords
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        call = file, function.__qualname__, arguments, keywords, test
         try:
             for rank in self._ranks:
                 rank.tell(call)
@@ -207,6 +208,7 @@ def serve(orders: socket.socket) -> int | None:
 def obey(descriptor: int) -> None:
     """Be a rank: run the functions that come from stdin."""
     import torch  # noqa: PLC0415 - the test process imports this module before torch may be imported
+    from coverage_contexts import follow  # noqa: PLC0415
 
     from pipeline.distributed.world import joined  # noqa: PLC0415
 
@@ -218,7 +220,9 @@ def obey(descriptor: int) -> None:
             call = pickle.load(orders)
             if call is None:
                 return
-            file, name, arguments, keywords = call
+            file, name, arguments, keywords, test = call
+            os.environ["PYTEST_CURRENT_TEST"] = test
+            follow(test)
             try:
                 if file not in modules:
                     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
