@@ -125,24 +125,36 @@ class Ranks:
         self.size = size
         self._ranks: list[Rank] = []
 
-    def start(self) -> None:
-        """Start the processes."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def start(self, port: int | None = None, **more: str) -> None:
+        """Start the processes.
+
+        Args:
+            port: of their store; None: it is in the process of rank 0.
+            more: environment variables.
+        """
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
         for rank in range(self.size):
             launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "LOCAL_WORLD_SIZE": self.size}
             launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {name: str(own) for name, own in launched.items()}
+            environment = {**os.environ, **more, "OMP_NUM_THREADS": "1"}
+            environment |= {name: str(value) for name, value in launched.items()}
             self._ranks.append(server(rank % 2).fork(environment))
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """What the function returns on each rank; an AssertionError with the traceback of the ranks that raise."""
+        return self._call(function, arguments, keywords, is_last=False)
+
+    def _call(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], *, is_last: bool
+    ) -> list[Any]:
         if not self._ranks:
             self.start()
         file = sys.modules[function.__module__].__file__
         test = os.environ.get("PYTEST_CURRENT_TEST", "")
-        call = file, function.__qualname__, arguments, keywords, test
+        call = file, function.__qualname__, arguments, keywords, test, is_last
         try:
             for rank in self._ranks:
                 rank.tell(call)
@@ -154,6 +166,24 @@ class Ranks:
         assert not failures, "\n".join(failures)
         return [result for _, result in answers]
 
+    def run_to_end(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returns on each rank, as the last thing that its process does.
+
+        Where one rank fails, the others hear of it as they do below a launcher: the connections to it break.
+
+        Raises:
+            EOFError: a process has ended before the function has.
+        """
+        from torch.distributed import TCPStore  # noqa: PLC0415 - torch has to find OMP_NUM_THREADS
+
+        # As in the launcher, it is still there when rank 0 is not.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        launch = {"USE_AGENT_STORE": "True", "RESTART_COUNT": "0", "RUN_ID": "tests"}
+        self.start(store.port, **{f"TORCHELASTIC_{name}": value for name, value in launch.items()})
+        results = self._call(function, arguments, {}, is_last=True)
+        self._wait()
+        return results
+
     def stop(self) -> None:
         """End the processes.
 
@@ -164,6 +194,13 @@ class Ranks:
             for rank in self._ranks:
                 # Closing the pipe is not enough: what a test has forked meanwhile, such as data workers, holds it open.
                 rank.tell(None)
+        except BaseException:
+            self._abort()
+            raise
+        self._wait()
+
+    def _wait(self) -> None:
+        try:
             for rank in self._ranks:
                 rank.wait(60)
         except BaseException:
@@ -220,7 +257,7 @@ def obey(descriptor: int) -> None:
             call = pickle.load(orders)
             if call is None:
                 return
-            file, name, arguments, keywords, test = call
+            file, name, arguments, keywords, test, is_last = call
             os.environ["PYTEST_CURRENT_TEST"] = test
             follow(test)
             try:
@@ -235,6 +272,8 @@ def obey(descriptor: int) -> None:
                 answer = False, traceback.format_exc()
             pickle.dump(answer, answers)
             answers.flush()
+            if is_last:
+                return
 
 
 def import_all() -> None:

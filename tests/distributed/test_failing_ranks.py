@@ -318,16 +318,16 @@ def run_failing(config: Path, overrides: list[str], where: str, when: Path) -> s
     "where",
     [pytest.param(where, marks=[] if where in {"diverges", "killed"} else pytest.mark.slow) for where in FAILURES],
 )
-def test_failure_on_one_rank_ends_all_ranks(ranks: Ranks, workspace: Workspace, tmp_path: Path, where: str) -> None:
-    """Without a launcher, which would end the others."""
+def test_failure_on_one_rank_ends_all_ranks(workspace: Workspace, tmp_path: Path, where: str) -> None:
+    """No launcher ends the others."""
     code, what = FAILURES[where]
     when = tmp_path / "when"
     if where in {"killed", "hangs", "abort"}:
         # One of them is ended while its answer is awaited.
         with pytest.raises(EOFError):
-            ranks(run_failing, workspace.config, failing(workspace, where), where, when)
+            Ranks(2).run_to_end(run_failing, workspace.config, failing(workspace, where), where, when)
     else:
-        first, second = ranks(run_failing, workspace.config, failing(workspace, where), where, when)
+        first, second = Ranks(2).run_to_end(run_failing, workspace.config, failing(workspace, where), where, when)
         assert re.search(rf"^{code} rank 1 .*{what}", first, re.DOTALL)
         assert re.search(rf"^{code} .*(broken on purpose|not finite)", second, re.DOTALL)
     assert time.time() - when.stat().st_mtime < 10 + 2 + {"hangs": 4 + 2 + 8, "abort": 5}.get(where, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import GeneralTrainer, hookimpl, stages
 from pipeline.context import Context, Phase
-from pipeline.distributed.world import current_world, describe, exit_code
+from pipeline.distributed.world import current_world, describe
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
 from tests.distributed.test_equality import FILES, assert_close, assert_same_training
@@ -139,19 +139,17 @@ def test_what_is_decided_by_the_numbers_of_a_verb_is_decided_by_those_of_rank_0(
 
 def run_failing(config: Path, *overrides: str) -> tuple[int, str]:
     """The exit code and the error of a run on this rank."""
+    trainer = GeneralTrainer(config, [*overrides, f"output_dir={config.parent / 'runs'}"])
     try:
-        GeneralTrainer(config, [*overrides, f"output_dir={config.parent / 'runs'}"]).run()
+        trainer.run()
     except Exception as error:
-        return int(exit_code(error)), describe(error)
+        return int(trainer.outcome), describe(error)
     return 0, ""
 
 
 def run_on_two(config: Path, *overrides: str) -> tuple[int, str, str]:
     """The exit code of a run, and the error of each rank."""
-    # A failure leaves them out of step.
-    ranks = Ranks(2)
-    (code, first), (other, second) = ranks(run_failing, config, *overrides)
-    ranks.stop()
+    (code, first), (other, second) = Ranks(2).run_to_end(run_failing, config, *overrides)
     assert code == other
     return code, first, second
 
