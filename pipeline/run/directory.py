@@ -107,6 +107,9 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+# Seconds in which shared storage shows the lock of another host.
+PATIENCE = 5.0
+
 STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 # By one of these, and its lock, a run directory is known: one may be damaged.
@@ -226,7 +229,7 @@ class RunDirectory:
         Raises:
             ConfigError: it does not see it.
         """
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE
         while self.holder() != holder:
             if time.monotonic() > end:
                 what = f"rank {rank} on {socket.gethostname()}: {self.path} is not the folder that rank 0 has there"
