@@ -29,11 +29,13 @@ PLUGIN = """
 import os, signal, time
 from pathlib import Path
 from pipeline import hookimpl
+import pipeline.signals
 from pipeline.signals import SHUTDOWN
 
 class Plugin:
-    def __init__(self, signals, at, to_group=False, grace=None, pause=0):
+    def __init__(self, signals, at, to_group=False, grace=None, pause=0, notice=1.0):
         self.signals, self.at, self.to_group, self.grace, self.pause = signals, at, to_group, grace, pause
+        pipeline.signals._NOTICE = notice
 
     @hookimpl
     def before_batch(self, context):
@@ -108,9 +110,9 @@ def test_a_second_signal_says_how_to_go_on(run: Run) -> None:
     assert done.stderr.endswith(f"ended at once; to go on from its newest checkpoint:\n  pipeline resume {path}\n")
 
 
-@pytest.mark.parametrize(("pause", "said"), [(0, 0), (3, 1)])
-def test_a_step_that_takes_long_is_announced(run: Run, pause: float, said: int) -> None:
-    done = run(signals=["SIGTERM"], at=7, pause=pause)
+@pytest.mark.parametrize(("notice", "pause", "said"), [(20, 0, 0), (0.1, 1, 1)])
+def test_a_step_that_takes_long_is_announced(run: Run, notice: float, pause: float, said: int) -> None:
+    done = run(signals=["SIGTERM"], at=7, pause=pause, notice=notice)
     text = "INFO    SIGTERM: the run ends after this step, or in 25 s; a second one ends it at once\n"
     assert (done.returncode, done.stderr.count(text)) == (75, said)
 
@@ -119,12 +121,14 @@ def test_a_log_that_takes_no_line_does_not_hold_up_the_deadline() -> None:
     script = """
         import os, sys, time
         from loguru import logger
+        from pipeline import signals
         from pipeline.signals import GracefulShutdown
 
+        signals._NOTICE = 0.1
         logger.remove()
         logger.add(lambda line: time.sleep(60))
         os.dup2(os.pipe()[0], 0)
-        with GracefulShutdown(grace=2).handling():
+        with GracefulShutdown(grace=0.5).handling():
             os.system("kill -TERM $PPID; read nothing")
     """
     assert ended(textwrap.dedent(script)).returncode == 75

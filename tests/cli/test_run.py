@@ -28,6 +28,7 @@ def runs() -> list[Path]:
     return [path for path in Path("runs").glob("*/*") if not path.is_symlink()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_exits_0_and_keeps_stdout_free(linear: Path) -> None:
     command = [sys.executable, "-m", "pipeline", "run", str(linear), "runner.train_runner.epochs=1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

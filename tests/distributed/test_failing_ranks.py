@@ -18,7 +18,7 @@ from pipeline import GeneralTrainer
 from pipeline.distributed import world as world_module
 from pipeline.distributed.world import PeerError, current_world, describe, exit_code, joined
 from pipeline.errors import DataError, PipelineError
-from pipeline.run import session
+from pipeline.run import directory, session
 from pipeline.run.directory import RunDirectory
 from pipeline.testing import Workspace
 from tests.distributed.ranks import Ranks
@@ -242,6 +242,7 @@ def test_a_rank_with_another_config_is_named(two_ranks: Ranks, workspace: Worksp
 def run_elsewhere(config: Path, overrides: list[str]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if current_world().rank:
+            patch.setattr(directory, "PATIENCE", 0.3)
             patch.setattr(RunDirectory, "holder", lambda _: "")
         return run(config, overrides)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from forked_runs import Zygote
 from pipeline import GeneralTrainer
 from pipeline.config.load import ConfigBuilder
 from pipeline.distributed import launch
+from pipeline.distributed.exit import end_with_launcher
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError
 
@@ -101,12 +103,15 @@ class Job(NamedTuple):
 
     def wait(self, processes: int) -> list[dict[str, Any]]:
         """The first notes of so many processes, by rank, once they are there."""
-        end = time.monotonic() + 60
-        while len(list(self.notes.glob("*"))) < processes and time.monotonic() < end:
-            time.sleep(0.1)
-        time.sleep(0.5)
-        firsts = (json.loads(path.read_text("utf-8").splitlines()[0]) for path in self.notes.glob("*"))
+        end = time.monotonic() + 100
+        while len(notes := self._complete_notes()) < processes and time.monotonic() < end:
+            time.sleep(0.05)
+        firsts = (json.loads(note.splitlines()[0]) for note in notes)
         return sorted(firsts, key=lambda about: (about["attempt"], about["rank"]))
+
+    def _complete_notes(self) -> list[str]:
+        """What the processes have written of which the first line is complete."""
+        return [text for path in self.notes.glob("*") if "\n" in (text := path.read_text("utf-8"))]
 
     def told(self) -> list[dict[str, Any]]:
         """All notes."""
@@ -130,29 +135,15 @@ def job(request: pytest.FixtureRequest, workspace: Callable[..., Path], tmp_path
     return Job(workspace(files) / "config.yaml", tmp_path / "notes", request)
 
 
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_for_session(session: int, seconds: float) -> None:
-    """Wait until no process of a session runs any more, and fail with what each thread waits for.
-
-    A process that is killed inside fsync ends when the disk has answered. That time does not count.
-    """
+def wait_for_session(session: int) -> None:
+    """Wait until no process of a session runs any more, and fail with what each thread waits for."""
     command = ["ps", "-L", "-o", "stat,pid,ppid,tid,comm,wchan:30,args", "--sid", str(session), "--no-headers"]
-    end = time.monotonic() + seconds
-    last = time.monotonic() + 60
+    end = time.monotonic() + 60
     while True:
         threads = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
         running = [thread for thread in threads if not thread.startswith(("Z", "X"))]
         if not running:
             return
-        if any(thread.startswith("D") for thread in running):
-            end = min(last, time.monotonic() + seconds)
         assert time.monotonic() < end, "\n".join(running)
         time.sleep(0.1)
 
@@ -241,16 +232,25 @@ def test_a_run_is_resumed_on_several_processes_from_another_folder(job: Job, tmp
 )
 def test_processes_end_soon_after_their_launcher(job: Job, command: list[str], number: int) -> None:
     with job.start(*command, str(job.config), "runner.t.epochs=1000000", "dataset.d.num_workers=1") as launcher:
-        pids = [about["pid"] for about in job.wait(2)]
+        assert len(job.wait(2)) == 2
         launcher.send_signal(number)
-        launcher.wait(10)
-        end = time.monotonic() + 5
-        while any(map(is_running, pids)) and time.monotonic() < end:
-            time.sleep(0.1)
-        assert not any(map(is_running, pids))
-        # The workers of their loaders too, which hold the pipe.
-        wait_for_session(launcher.pid, 10)
-        launcher.communicate(timeout=10)
+        # They would train for days. The workers of their loaders, which hold the pipe, end too.
+        wait_for_session(launcher.pid)
+        launcher.communicate(timeout=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a process when the one before it has ended")
+def test_process_of_a_launcher_is_killed_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only told by the store, which is in the launcher, that this is gone."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tests")
+    system, killed_by = ctypes.CDLL(None), ctypes.c_int()
+    set_death_signal, get_death_signal = 1, 2
+    try:
+        end_with_launcher()
+        system.prctl(get_death_signal, ctypes.byref(killed_by))
+    finally:
+        system.prctl(set_death_signal, 0)
+    assert killed_by.value == signal.SIGKILL
 
 
 @pytest.mark.parametrize(

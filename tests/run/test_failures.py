@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_runs import Zygote
 from loguru import logger
 
 from pipeline import Context, GeneralTrainer, hookimpl
@@ -444,22 +442,22 @@ RUNNER = """
 """
 
 
-def test_ctrl_c_leaves_130_and_a_closed_run(linear: Path, workspace: Workspace) -> None:
+def test_ctrl_c_leaves_130_and_a_closed_run(linear: Path, workspace: Workspace, zygote: Zygote) -> None:
     workspace({"own.py": RUNNER})
     paths = [f"runner.train_runner.{stage}_class_path={{workspace}}/own.py" for stage in ("runner", "terminal")]
-    command = [sys.executable, "-m", "pipeline", "run", str(linear), *paths]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    printed, errors = Path("printed"), Path("errors")
+    with zygote.start(Path.cwd(), ["run", str(linear), *paths], errors, {}, printed) as process:
+        while not (printed.exists() and printed.read_text() == "ready\n") and process.wait(0.01) is None:
+            pass
+        process.send(signal.SIGINT)
+        process.wait()
     left = json.loads(Path("runs/workspace/latest/status.json").read_text())
-    assert (process.returncode, left["state"], left["exit_code"]) == (130, "interrupted", 130)
+    assert (process.code, left["state"], left["exit_code"]) == (130, "interrupted", 130)
     assert Path("aborted").read_text() == "KeyboardInterrupt"
     assert Path("closed").exists()
     assert not Path("terminal").exists()
-    assert "interrupted in runner (own.Runner" in errors
-    assert "Traceback" not in errors
+    assert "interrupted in runner (own.Runner" in errors.read_text()
+    assert "Traceback" not in errors.read_text()
 
 
 def test_what_the_storage_refuses_after_it_has_refused_something_is_said_once(log_lines: list[str]) -> None:
