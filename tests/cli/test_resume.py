@@ -54,7 +54,9 @@ def numbers(run_dir: Path) -> list[str]:
     return (run_dir / "train_runner" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("how", ["resume", "auto", "directory"])
+@pytest.mark.parametrize(
+    "how", ["resume", pytest.param("auto", marks=pytest.mark.slow), pytest.param("directory", marks=pytest.mark.slow)]
+)
 def test_a_killed_run_goes_on_in_its_directory_and_ends_like_one_that_was_not(
     pipeline: Call, process: Process, killing: Path, how: str
 ) -> None:

@@ -179,7 +179,6 @@ JOBS: dict[str, list[str]] = {
 }
 
 QUICK = ["plain", "a Noam rate", "a last batch of one sample", "a verb of its own"]
-ON_THREE = ["two losses", "a last batch of one sample"]
 # On four ranks, one of which has no sample of the last batch.
 ON_FOUR = ["accumulation", "two losses", "a last batch of one sample", "a loop of its own with fit_batch"]
 
@@ -265,6 +264,7 @@ SINGLE_PRECISION = {
 }
 
 
+@pytest.mark.slow
 def test_in_single_precision_weights_differ_by_rounding_alone(two_ranks: Ranks, workspace: Workspace) -> None:
     compare(
         two_ranks,
@@ -281,7 +281,11 @@ def test_two_ranks_train_as_one_process(two_ranks: Ranks, config: Path, job: str
 
 @pytest.mark.parametrize(
     "job",
-    [*ON_THREE, *(pytest.param(job, marks=pytest.mark.release) for job in QUICK if job not in ON_THREE)],
+    [
+        "a last batch of one sample",
+        pytest.param("two losses", marks=pytest.mark.slow),
+        *(pytest.param(job, marks=pytest.mark.release) for job in ("plain", "a Noam rate", "a verb of its own")),
+    ],
 )
 def test_three_ranks_train_as_one_process(
     three_ranks: Ranks, config: Path, job: str, alone: Callable[[str], str]

@@ -75,7 +75,8 @@ def test_movielens_without_dropout_comes_on_two_to_the_auc_of_one(two_ranks: Ran
 
 @pytest.mark.slow
 def test_gan_on_two_begins_to_find_modes(two_ranks: Ranks, tmp_path: Path) -> None:
-    run_dir = train_on_two(two_ranks, "gan", tmp_path, "runner.train_runner.max_steps=200")
+    few = ["runner.train_runner.max_steps=300", "runner.train_runner.valid_interval=1 epoch"]
+    run_dir = train_on_two(two_ranks, "gan", tmp_path, *few)
     assert numbers(run_dir)["valid_modes"] >= 2
 
 

@@ -165,6 +165,7 @@ def streamed_by_hand() -> list[float]:
     return torch.cat([own.detach().flatten() for own in (*net.parameters(), *rest.parameters())]).tolist()
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_earlier_on_a_rank_takes_part_with_no_weight(two_ranks: Ranks, tmp_path: Path) -> None:
     first, second = two_ranks(trained, tmp_path / "two", 6, Streamed)
     assert first == second

@@ -34,7 +34,12 @@ def files_written(config: Path, name: str, overrides: list[str]) -> int:
     [
         ("terminal.py", "report.txt", ["runner.train_runner.terminal_class_path={workspace}/terminal.py"]),
         ("five_stages", "line.txt", ["runner.train_runner.epochs=1"]),
-        ("char_lm", "sample.txt", ["runner.train_runner.max_steps=2", "runner.train_runner.valid_interval=2"]),
+        pytest.param(
+            "char_lm",
+            "sample.txt",
+            ["runner.train_runner.max_steps=2", "runner.train_runner.valid_interval=2"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_file_of_example_stage_is_written_by_rank_0_alone(

@@ -203,7 +203,7 @@ def test_a_signal_saves_and_leaves_with_its_code(
     with zygote.start(Path.cwd(), words, Path("stderr"), {"NOTES": str(job.notes)}) as launcher:
         firsts = job.wait(2)
         os.kill(launcher.pid if to_rank is None else firsts[to_rank]["pid"], number)
-        launcher.wait(30)
+        launcher.wait(100)
     errors = Path("stderr").read_text("utf-8")
     assert (launcher.code, job.status()["exit_code"]) == (code, code), errors
     assert job.status()["resumable"]

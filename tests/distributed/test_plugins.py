@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline import GeneralTrainer, hookimpl, stages
 from pipeline.context import Context, Phase
 from pipeline.distributed.world import current_world, describe
@@ -54,6 +56,7 @@ def run_job(config: Path, *overrides: str) -> dict[str, Any]:
     return {"run_dir": str(context["run_dir"]), "metrics": context["metrics"], "plugins": names}
 
 
+@pytest.mark.slow
 def test_a_run_with_many_plugins_is_that_of_one_process(two_ranks: Ranks, workspace: Workspace) -> None:
     config = workspace(MORE) / "config.yaml"
     first, second = two_ranks(run_job, config, f"output_dir={config.parent / 'together'}")

@@ -59,6 +59,7 @@ def test_two_ranks_go_on_bit_for_bit(two_ranks: Ranks, config: Path) -> None:
     assert str(ours.own) == str(theirs.own)
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on(two_ranks: Ranks, three_ranks: Ranks, config: Path) -> None:
     straight = two_ranks(run_job, config, config.parent / "straight")[0]
     for name, ranks in {"one": None, "three": three_ranks}.items():

@@ -188,6 +188,7 @@ def test_a_signal_in_a_save_is_heeded_after_it(two_ranks: Ranks, config: Path) -
     assert steps(config)[-1] == status(config)["iteration"]
 
 
+@pytest.mark.slow
 def test_a_signal_while_one_rank_waits_for_data_lets_all_finish_the_step(two_ranks: Ranks, config: Path) -> None:
     # Rank 1 has the second half of each batch of eight.
     signal, slow = acting(what="SIGTERM", rank=1, at=5, later=0.2), "dataset.train.args={wait: [46]}"
@@ -206,7 +207,7 @@ def test_what_a_plugin_of_rank_0_says_after_a_validation_counts_at_once(two_rank
     assert status(config)["iteration"] == 64
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_request_of_one_rank_is_done_on_all(two_ranks: Ranks, config: Path, rank: int) -> None:
     assert two_ranks(run_job, config, [acting(what="checkpoint", rank=rank), "runner.train.epochs=1"]) == ["done"] * 2
     asked, last = steps(config)
@@ -224,6 +225,7 @@ def test_intervals_of_updates_are_those_of_one_process(two_ranks: Ranks, config:
     assert len(together) > 5
 
 
+@pytest.mark.slow
 def test_rank_0_measures_the_time(two_ranks: Ranks, config: Path) -> None:
     overrides = ["runner.train.max_time=2 second", "runner.train.save_interval=1 second", "runner.train.epochs=1000"]
     assert two_ranks(run_job, config, overrides) == ["done"] * 2
@@ -233,6 +235,7 @@ def test_rank_0_measures_the_time(two_ranks: Ranks, config: Path) -> None:
     assert 1 < len(saved) < 4
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_comes_to_the_same_bits(two_ranks: Ranks, config: Path) -> None:
     assert two_ranks(run_job, config, []) == ["done"] * 2
     unbroken = (run_dir(config) / "train" / "checkpoints" / "step-000000000128" / "waves.safetensors").read_bytes()
