@@ -102,7 +102,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Context:
 
 @pytest.fixture
 def recorded(linear: Path, plain: Context) -> Recorded:
-    """Runs the linear config with a plugin that records every hook; without overrides it has run already."""
+    """Runs the linear config with a plugin that records every hook; without overrides, returns the run of ``plain``."""
 
     def run(*overrides: str) -> Context:
         if not overrides:

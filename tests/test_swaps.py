@@ -15,12 +15,11 @@ from pipeline.stages.base import METHODS
 
 Workspace = Callable[..., Path]
 STAGES = tuple(METHODS)
+SIZES = {2: pytest.mark.slow, 3: pytest.mark.release}
 SUBSETS = [
-    pytest.param(subset, marks=pytest.mark.release if size in {2, 3} else ())
-    for size in range(6)
-    for subset in combinations(STAGES, size)
+    pytest.param(subset, marks=SIZES.get(size, ())) for size in range(6) for subset in combinations(STAGES, size)
 ]
-"""None, each alone, each alone as the default, all; those of two and three run before a release."""
+"""None, each alone, each alone left out, and all are quick."""
 
 OF_THE_TRAINER = {
     "config.yaml",

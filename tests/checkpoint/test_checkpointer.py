@@ -474,12 +474,12 @@ except Exception:
     pass
 save(Checkpointer(folder / "slow", asynchronous=True, disk=Slow()), 3)
 """
-"""Three saves: one that fails and nobody asks for, one that fails and is asked for, and one that takes long."""
+"""Three saves: a failing one that is never asked for, a failing one that is asked for, and a slow one."""
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder in which an interpreter has saved that is over, and what it wrote to stderr."""
+    """The folder in which an interpreter has saved, and what it wrote to stderr until its end."""
     folder = tmp_path_factory.mktemp("ended")
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
     code = ENDING.format(folders=folders, folder=str(folder))

@@ -374,7 +374,7 @@ def test_what_the_users_own_code_raises_of_its_state_stays_what_it_is_and_a_note
     [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.release)],
 )
 def test_no_damage_ends_in_a_traceback(run: Path, tmp_path: Path, refused_too: bool) -> None:
-    """What the state itself refuses, as other tests show, gets no further; before a release it is resumed from too."""
+    """Resume from each damaged state that the check of the state accepts; before a release, from the refused ones too."""
     checkpoint = read_checkpoint(newest(run))
     for number, keys in enumerate(keys_of(checkpoint.training)):
         # How many items there are is another question.

@@ -339,7 +339,7 @@ def save_failing(folder: Path, rank: int, at: int, *, dies: bool) -> tuple[str, 
     disk = FailingDisk(at, dies=dies)
     dead = f"dead/{folder}/{at}"
     with pytest.MonkeyPatch.context() as patch:
-        hear_of_death(patch, dead)
+        notice_death(patch, dead)
         try:
             save(folder, iteration=4, disk=disk if world.rank == rank else None)
         except (PipelineError, KilledError) as error:
@@ -349,25 +349,25 @@ def save_failing(folder: Path, rank: int, at: int, *, dies: bool) -> tuple[str, 
     return "", ""
 
 
-def hear_of_death(patch: pytest.MonkeyPatch, key: str) -> None:
-    """Let the threads that save hear at once of a rank that has died; a key in the store says so.
+def notice_death(patch: pytest.MonkeyPatch, key: str) -> None:
+    """Make the saving threads notice at once that a rank has died: then this key is in the store.
 
-    In a run the launcher ends the others, and the end of their patience does.
+    In a run, the launcher ends the other ranks, or they time out.
     """
 
-    class Told(World):
+    class Notified(World):
         def first_failure(self) -> Failure | None:
             return Failure(self.rank, ExitCode.FAILED, "has died") if self.store.check([key]) else None
 
     def in_thread(self: World) -> World:
-        return Told(self.rank, self.local_rank, self.size, self.local_size, self.store.clone(), self.timeout)
+        return Notified(self.rank, self.local_rank, self.size, self.local_size, self.store.clone(), self.timeout)
 
     patch.setattr(store, "ANSWER", 0.0)
     patch.setattr(World, "in_thread", in_thread)
 
 
 def unanswered() -> str:
-    """Wait for a value that nobody puts into the store."""
+    """Wait for a value that no rank puts into the store, and return the error."""
     world = replace(current_world(), timeout=0.01)
     with pytest.raises(PeerError) as caught:
         world.get("unanswered")

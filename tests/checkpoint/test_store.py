@@ -249,7 +249,7 @@ def test_a_run_saves_there_and_later_runners_find_it(tmp_path: Path) -> None:
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("now", ["near", *(pytest.param(now, marks=pytest.mark.release) for now in ("far", None))])
+@pytest.mark.parametrize("now", ["near", *(pytest.param(now, marks=pytest.mark.slow) for now in ("far", None))])
 def test_a_run_that_was_killed_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str | None) -> None:
     killed(tmp_path / "far", monkeypatch)
     run_dir = GeneralTrainer(config(now and tmp_path / now), resume="auto").run()["run_dir"]

@@ -23,7 +23,7 @@ Ran = Callable[[str], Context]
 EACH = pytest.mark.parametrize("name", RUNNERS)
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = [name for name in RUNNERS if name != "evaluate_only"]
-# Those that the quick tests run: they differ the most in what the framework has to do for them.
+# The runners of the quick tests: each needs something else of the framework.
 QUICK = {"two_phases", "k_fold", "rollouts", "lbfgs", "evaluate_only", "until_metric"}
 
 
@@ -33,7 +33,7 @@ def started(name: str, folder: Path = Path(), *more: str, resume: str = "never")
 
 
 def by_name(names: Iterable[str]) -> list[Any]:
-    """Return one parameter for each name; the slow tests have those that are not in QUICK."""
+    """Return one parameter for each name; those that are not in QUICK are slow."""
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
