@@ -15,11 +15,11 @@ from pipeline.stages.base import METHODS
 
 Workspace = Callable[..., Path]
 STAGES = tuple(METHODS)
-SIZES = {2: pytest.mark.slow, 3: pytest.mark.release}
+SIZES = {2: pytest.mark.slow, 3: pytest.mark.release, 4: pytest.mark.slow}
 SUBSETS = [
     pytest.param(subset, marks=SIZES.get(size, ())) for size in range(6) for subset in combinations(STAGES, size)
 ]
-"""None, each alone, each alone left out, and all are quick."""
+"""None, each alone, and all are quick."""
 
 OF_THE_TRAINER = {
     "config.yaml",
