@@ -282,8 +282,15 @@ class Experiment(ExperimentBase):
 """
 
 
-@pytest.mark.parametrize("kind", ["Verbs", "Loop"])
-@pytest.mark.parametrize("limit", ["epochs=2", "max_steps=9"])
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [
+        ("Verbs", "max_steps=9"),
+        ("Loop", "epochs=2"),
+        pytest.param("Verbs", "epochs=2", marks=pytest.mark.slow),
+        pytest.param("Loop", "max_steps=9", marks=pytest.mark.slow),
+    ],
+)
 def test_hooks_come_alike_from_the_default_runner_overridden_verbs_and_a_loop_of_ones_own(
     recorded: Recorded, linear: Path, kind: str, limit: str
 ) -> None:
@@ -519,7 +526,13 @@ def test_the_numbers_of_a_validation_are_those_of_the_trained_model(recorded: Re
 
 @pytest.mark.parametrize(
     ("interval", "steps"),
-    [("1 epoch", [6, 12]), ("2 epoch", [12]), ("5", [5, 10, 12]), ("[1 epoch, 5]", [5, 6, 10, 12]), ("null", [12])],
+    [
+        ("2 epoch", [12]),
+        ("[1 epoch, 5]", [5, 6, 10, 12]),
+        ("null", [12]),
+        pytest.param("1 epoch", [6, 12], marks=pytest.mark.slow),
+        pytest.param("5", [5, 10, 12], marks=pytest.mark.slow),
+    ],
 )
 def test_each_checkpoint_is_announced_and_is_complete_by_then(
     recorded: Recorded, interval: str, steps: list[int]
