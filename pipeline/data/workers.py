@@ -22,6 +22,8 @@ from pipeline.signals import SHUTDOWN, SIGNALS, StoppedError, WaitInterrupted
 RUNNING: WeakSet[Workers] = WeakSet()
 
 _DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+# What torch makes of an exception that a worker has raised and that cannot be sent as it is.
+_RAISED = re.compile(r"Caught \w+ in DataLoader worker process \d+\.")
 _REMEDIES = {
     "SIGKILL": "most often the memory was full: use fewer num_workers or smaller batches",
     "SIGBUS": "most often the shared memory was full: enlarge /dev/shm, or use fewer num_workers or smaller batches",
@@ -73,6 +75,9 @@ class Workers:
     def explain(self, error: BaseException) -> DataError | None:
         """What to raise in place of an error of torch's; None: the error itself."""
         if not isinstance(error, RuntimeError | OSError | EOFError):
+            return None
+        # The worker that raised it lives, so waiting for one to die would only take time.
+        if _RAISED.match(str(error)):
             return None
         # Meanwhile torch may report deaths, once for each worker: after the last report nothing interrupts.
         for _ in range(len(self._processes) + 1):

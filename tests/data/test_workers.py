@@ -246,7 +246,9 @@ def test_the_traceback_in_the_worker_is_the_cause() -> None:
     assert "torch/utils/data" not in told
 
 
-def test_an_exception_that_cannot_travel_is_reported_by_torch_with_the_note_in_it() -> None:
+def test_an_exception_that_cannot_travel_is_reported_by_torch_with_the_note_in_it(monkeypatch: Any) -> None:
+    """The worker lives, so nothing waits for it to die."""
+    monkeypatch.setattr("pipeline.data.workers.wait", pytest.fail)
     with pytest.raises(
         RuntimeError, match=f"(?s)TwoArgumentsError.*raised for sample 7, fetching {PLACE}, in worker 0"
     ):
