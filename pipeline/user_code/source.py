@@ -339,13 +339,15 @@ def class_definition(cls: type) -> Definition | None:
 
 
 @once
-def loaded_modules(folder: Path) -> Iterator[Module]:
+def loaded_modules(folder: Path) -> list[Module]:
     """The modules that were imported from files in a folder."""
+    modules = []
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "")
         if file.suffix == ".py" and file.is_relative_to(folder):
             with suppress(SyntaxError, OSError):
-                yield _parse(name, file, file.stat().st_mtime_ns)
+                modules.append(_parse(name, file, file.stat().st_mtime_ns))
+    return modules
 
 
 def find(module: Module, name: str) -> Definition | None:

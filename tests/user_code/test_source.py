@@ -167,6 +167,15 @@ NAMES = [
 ]
 
 
+def test_loaded_modules_asked_for_twice_are_the_same(workspace: Workspace) -> None:
+    folder = workspace({"m.py": "x = 1"})
+    importlib.import_module(f"{package_name(folder)}.m")
+    with file_cache():
+        first = list(source.loaded_modules(folder))
+        assert [module.file for module in first] == [folder / "m.py"]
+        assert list(source.loaded_modules(folder)) == first
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_are_those_of_the_signature(workspace: Workspace, name: str) -> None:
     folder = workspace({"m.py": CLASSES})
