@@ -158,20 +158,57 @@ def test_a_hook_that_is_a_generator_is_an_error_for_nothing_of_it_would_run(trai
 # How long a hook takes
 
 
+class Clock:
+    """The clock of the report: it stands still until a hook moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.reads = 0
+
+    def perf_counter(self) -> float:
+        self.reads += 1
+        return self.now
+
+    def move(self, seconds: float) -> None:
+        """Let time pass; the thread that watches the hooks looks before and after it."""
+        self._wait_for_look()
+        self.now += seconds
+        self._wait_for_look()
+
+    def _wait_for_look(self) -> None:
+        # The thread reads the clock first. When it reads it again, it has done the rest.
+        reads = self.reads
+        while self.reads < reads + 2:
+            time.sleep(0.0005)
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_report, "time", CLOCK)
+
+
 class Sleeping:
-    """Sleeps in some calls of a hook."""
+    """Takes long in some calls of a hook; where it is watched, the thread that watches sees it."""
 
     every_rank = True
 
-    def __init__(self, hook: str, seconds: float, every: int = 1) -> None:
+    def __init__(self, hook: str, seconds: float, every: int = 1, *, watched: bool = False) -> None:
         self.hook, self.seconds, self.every = hook, seconds, every
+        self.watched = watched
         self.calls = 0
 
     def sleep(self, hook: str) -> None:
-        if hook == self.hook:
-            self.calls += 1
-            if self.calls % self.every == 0:
-                time.sleep(self.seconds)
+        if hook != self.hook:
+            return
+        self.calls += 1
+        if self.calls % self.every == 0:
+            if self.watched:
+                CLOCK.move(self.seconds)
+            else:
+                CLOCK.now += self.seconds
 
     @hookimpl
     def before_batch(self) -> None:
@@ -189,26 +226,29 @@ def seconds_of(log_lines: list[str], plugin: str) -> float:
     return float(seconds)
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("hook", ["before_batch", "after_epoch"])
 def test_the_log_says_how_long_each_plugin_took(trained: Trained, log_lines: list[str], hook: str) -> None:
     calls = {"before_batch": 12, "after_epoch": 2}[hook]
     trained(Sleeping, {"hook": hook, "seconds": 0.6 / calls})
-    assert seconds_of(log_lines, "Sleeping") == pytest.approx(0.6, abs=0.15)
+    assert seconds_of(log_lines, "Sleeping") == 0.6
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("clock")
 def test_of_a_hook_per_batch_one_call_in_fifty_stands_for_the_others(trained: Trained, log_lines: list[str]) -> None:
-    trained(Sleeping, {"hook": "before_batch", "seconds": 0.02, "every": 10}, epochs=250)
-    # 150 of 1500 calls.
-    assert seconds_of(log_lines, "Sleeping") == pytest.approx(3, abs=1)
+    trained(Sleeping, {"hook": "before_batch", "seconds": 0.02, "every": 10}, epochs=100)
+    # 60 of 600 calls.
+    assert seconds_of(log_lines, "Sleeping") == pytest.approx(1.2, abs=0.4)
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("hook", "every"), [("before_batch", 1), ("before_batch", 5), ("after_epoch", 2)])
 def test_a_hook_that_takes_long_is_named_in_the_log(
     trained: Trained, log_lines: list[str], monkeypatch: pytest.MonkeyPatch, hook: str, every: int
 ) -> None:
-    monkeypatch.setattr(plugin_report, "SLOW", 0.1)
-    trained(Sleeping, {"hook": hook, "seconds": 0.15, "every": every})
+    monkeypatch.setattr(plugin_report, "SLOW", 0.01)
+    trained(Sleeping, {"hook": hook, "seconds": 0.15, "every": every, "watched": True})
     named = [
         line
         for line in log_lines
@@ -224,13 +264,14 @@ class Waiting:
     def before_batch(self, context: Context) -> None:
         if context["train_state"]["iteration"] == 4:
             signal.raise_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            CLOCK.move(0.5)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_slow_hook_for_which_a_signal_waits_is_named_before_it_returns(
     trained: Trained, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin_report, "SLOW", 0.1)
+    monkeypatch.setattr(plugin_report, "SLOW", 0.01)
     with pytest.raises(StoppedError):
         trained(Waiting)
     where = "plugin 'Waiting', hook before_batch (test_plugin_calls.py"
