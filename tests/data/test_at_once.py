@@ -69,17 +69,25 @@ def loader_of(dataset: Any, epoch: int = 1, **keywords: Any) -> Any:
     return loader
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset", TABLES.values(), ids=TABLES)
-def test_a_table_gives_the_batches_that_torch_makes(dataset: Any, workers: int) -> None:
+# In a worker, the table itself and one with two lists of indices.
+WORKERS = [(name, 0) for name in TABLES] + [
+    pytest.param(name, 2, marks=() if name in ("table", "subset of a subset") else pytest.mark.slow) for name in TABLES
+]
+
+
+@pytest.mark.parametrize(("name", "workers"), WORKERS)
+def test_a_table_gives_the_batches_that_torch_makes(name: str, workers: int) -> None:
+    dataset = TABLES[name]
     for shuffle, drop_last in [(True, False), (False, True)]:
         settings: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "batch_size": 4, "num_workers": workers}
         assert same(list(loader_of(dataset, **settings)), by_torch(dataset, 1, **settings))
     assert can_slice(dataset, loader_of(dataset).collate_fn)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("taken", "workers"),
+    [(1, 0), (2, 0), (3, 0), (2, 2), *(pytest.param(taken, 2, marks=pytest.mark.slow) for taken in (1, 3))],
+)
 def test_a_table_goes_on_in_mid_epoch(taken: int, workers: int) -> None:
     settings: dict[str, Any] = {"shuffle": True, "batch_size": 3, "num_workers": workers}
     reading = remaining_batches(loader_of(TABLE, **settings), 0)

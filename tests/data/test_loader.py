@@ -78,7 +78,7 @@ def test_random_samples_and_batches_are_those_of_a_loop_by_hand_with_any_workers
 
 @pytest.mark.slow
 def test_workers_that_are_spawned_make_the_same_batches(noisy: ModuleType) -> None:
-    loader = noisy_loader(noisy, num_workers=2, multiprocessing_context="spawn")
+    loader = noisy_loader(noisy, num_workers=1, multiprocessing_context="spawn")
     assert epochs(loader, 1) == [by_hand(noisy, 1)]
 
 

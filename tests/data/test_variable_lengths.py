@@ -131,8 +131,11 @@ def write_own_sampler(config: Path) -> None:
     ids=["buckets", "own"],
 )
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_run_with_a_batch_sampler_that_stops_goes_on_bit_for_bit(overrides: tuple[str, ...], config: Path) -> None:
+def test_a_run_with_a_batch_sampler_that_stops_goes_on_bit_for_bit(
+    overrides: tuple[str, ...], config: Path, monkeypatch: Any
+) -> None:
     """It stops in the first epoch and in the second, each time two batches after a checkpoint."""
+    monkeypatch.chdir(config.parent)
     if OWN[0] in overrides:
         write_own_sampler(config)
     whole = GeneralTrainer(config, [*overrides, f"output_dir={config.parent}/whole"]).run()
@@ -165,9 +168,10 @@ def test_a_run_with_a_batch_sampler_is_resumed_bit_for_bit(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_that_are_spawned_make_the_same_batches(config: Path) -> None:
-    overrides = ["runner.t.epochs=1", "dataset.train_data.multiprocessing_context="]
-    losses = {
-        how: GeneralTrainer(config, [overrides[0], overrides[1] + how]).run()["metrics"]["p"]["loss"]
-        for how in ("fork", "spawn")
-    }
-    assert losses["fork"] == losses["spawn"]
+    overrides = ["runner.t.epochs=1", "dataset.train_data.num_workers=1"]
+    losses = []
+    for method in ("fork", "spawn"):
+        method_override = f"dataset.train_data.multiprocessing_context={method}"
+        context = GeneralTrainer(config, [*overrides, method_override]).run()
+        losses.append(context["metrics"]["p"]["loss"])
+    assert losses[0] == losses[1]
