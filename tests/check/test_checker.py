@@ -140,7 +140,8 @@ def test_nothing_of_the_users_is_imported(linear: Path) -> None:
         file.write_text(canary + (file.read_text() if file.exists() else STAGE))
     assert messages(linear, f"{RUNNER}.startup_class_path={{workspace}}/startup.py") == []
     assert not (linear.parent / "canary").exists()
-    assert not [name for name in sys.modules if name.startswith(package_name(linear.parent))]
+    package = package_name(linear.parent)
+    assert not [name for name in sys.modules if name.startswith(package)]
 
 
 def test_a_fault_points_at_its_line(linear: Path) -> None:

@@ -185,8 +185,10 @@ def test_a_wrong_schedule_of_torchs_is_told_before_anything_runs(linear: Path, g
 
 
 @pytest.mark.parametrize("overrides", [
-    one_cycle("total_steps: 12"), [*one_cycle("total_steps: 20"), *STEPS], one_cycle("total_steps: 2", "per: epoch, "),
-    one_cycle("total_steps: 4", "accum_grad: 4, "), one_cycle(""), [*one_cycle(""), *STEPS],
+    one_cycle("total_steps: 12"), one_cycle("total_steps: 2", "per: epoch, "), [*one_cycle(""), *STEPS],
+    *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (
+        [*one_cycle("total_steps: 20"), *STEPS], one_cycle("total_steps: 4", "accum_grad: 4, "), one_cycle(""),
+    )),
     [f"{ADDRESS}={{main: {{class: warmup_cosine, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, warmup_steps: 0.1}}}}}}", NO_OPTIMIZER],
     [f"{ADDRESS}={{main: {{class: torch_schedule, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, schedule: CosineAnnealingLR}}}}}}", NO_OPTIMIZER],
 ])  # fmt: skip

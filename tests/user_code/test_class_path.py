@@ -295,7 +295,7 @@ def test_a_file_that_was_mended_is_loaded_in_the_same_process(workspace: Workspa
 @pytest.mark.slow
 def test_a_dataset_of_a_workspace_file_is_read_by_workers(linear: Path, method: str) -> None:
     overrides = [
-        "dataset.train_data.num_workers=2",
+        "dataset.train_data.num_workers=1",
         f"dataset.train_data.multiprocessing_context={method}",
         "runner.train_runner.epochs=1",
         "phase.line.valid_dataset_name=null",
@@ -496,7 +496,8 @@ def test_a_wrong_class_path_is_told_from_source_alone(config: Path, wrong: Wrong
     assert [f"{each.where}:{each.line}: {each.address}: {each.message}" for each in found] == [
         expected(wrong, config.parent)
     ]
-    assert not [name for name in sys.modules if name.startswith(package_name(config.parent))]
+    package = package_name(config.parent)
+    assert not [name for name in sys.modules if name.startswith(package)]
     assert not Path("runs").exists()
 
 
