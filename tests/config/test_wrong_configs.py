@@ -70,12 +70,11 @@ def wrong(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Wr
         assert (done.exit_code, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr
         assert sorted(folder.rglob("*")) == before
-        faults = check("config.yaml", overrides)
-        assert done.stderr.splitlines() == [
-            *"\n".join(map(str, faults)).splitlines(),
-            f"{len(faults)} fault{'s' if len(faults) > 1 else ''}; nothing was run",
-        ]
-        return [str(fault).splitlines()[0] for fault in faults]
+        *printed, summary = done.stderr.splitlines()
+        # Under a fault, its source line and a caret are indented.
+        faults = [line for line in printed if not line.startswith("    ")]
+        assert summary == f"{len(faults)} fault{'s' if len(faults) > 1 else ''}; nothing was run"
+        return faults
 
     return lines
 
@@ -83,6 +82,15 @@ def wrong(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Wr
 def changed(old: str, new: str) -> str:
     assert CONFIG.count(old) == 1
     return CONFIG.replace(old, new)
+
+
+def test_check_prints_its_faults_with_their_source_lines(workspace: Callable[..., Path]) -> None:
+    config = workspace({"data.py": DATA, "config.yaml": CONFIG.replace("mode:", "mod:")}) / "config.yaml"
+    done = CliRunner().invoke(group, ["check", str(config), "-o", "runner.train_runner.epochs=x"])
+    faults = check(config, ["runner.train_runner.epochs=x"])
+    assert len(faults) == 2
+    assert faults[0].source
+    assert done.stderr.splitlines() == [*"\n".join(map(str, faults)).splitlines(), "2 faults; nothing was run"]
 
 
 def test_the_config_itself_has_no_fault(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +366,7 @@ BILLION_LAUGHS = "a0: &a0 [x, x, x]\n" + "\n".join(
         (CONFIG.replace("mode:", "mod:").encode("utf-8-sig"), "config.yaml:1:1: mod: unknown key; did you mean 'mode'?"),
         (CONFIG.replace("mode:", "mod:").replace("\n", "\r\n"), "config.yaml:1:1: mod: unknown key; did you mean 'mode'?"),
         (BILLION_LAUGHS, "config.yaml:1:13: more than 100000 values once its aliases are expanded; make the config smaller"),
-        ("[" * 5000, "config.yaml: more than 64 levels; make the config smaller"),
+        ("[" * 1500, "config.yaml: more than 64 levels; make the config smaller"),
         ("a: 1\n---\nb: 2\n", "config.yaml:2:1: holds several YAML documents; keep one"),
         (None, "config.yaml: cannot be read: No such file or directory; check the path"),
     ],

@@ -152,6 +152,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 VALUES = st.recursive(SCALARS, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=8)
 
 
+@pytest.mark.slow
 @given(VALUES, st.booleans())
 @settings(max_examples=150, derandomize=True, deadline=None)
 def test_what_is_written_is_read_back_the_same(value: Any, flow: bool) -> None:
