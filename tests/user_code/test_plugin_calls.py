@@ -257,6 +257,15 @@ def test_a_hook_that_takes_long_is_named_in_the_log(
     assert len(named) == {"before_batch": 12, "after_epoch": 2}[hook] // every
 
 
+class Stopping:
+    """Gets a signal in the middle of a hook."""
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if context["train_state"]["iteration"] == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+
 class Waiting:
     """Gets a signal in the middle of a hook, and goes on for a while."""
 
@@ -374,7 +383,7 @@ def test_a_plugin_of_the_beginning_of_an_epoch_is_reported_where_the_run_was_res
     trained: Trained, log_lines: list[str]
 ) -> None:
     with pytest.raises(StoppedError):
-        trained(Waiting)
+        trained(Stopping)
     trained(Beginning, epochs=3, resume="auto")
     assert uncalled(log_lines) == ["before_pass (the epoch had begun before the run was resumed)"]
 
