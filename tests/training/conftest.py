@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +18,55 @@ from pipeline.context import Context
 from pipeline.data.loader import EpochSampler
 
 mse = nn.functional.mse_loss
+
+
+Test = Callable[..., None]
+
+
+def in_turn(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test], Test]:
+    """Run a test on each case, as ``pytest.mark.parametrize`` does, but as one test.
+
+    Use it for cases that compute for less than a millisecond. The cases share the fixtures, and a note of a failure
+    names its case. A name that is not a parameter of the test appears only in that note.
+    """
+    own = (names,) if isinstance(names, str) else names
+    listed = [dict(zip(own, (case,) if isinstance(names, str) else case, strict=True)) for case in cases]
+
+    def decorate(test: Test) -> Test:
+        signature = inspect.signature(test)
+
+        def run(**fixtures: Any) -> None:
+            for case in listed:
+                try:
+                    test(**{name: case[name] for name in own if name in signature.parameters}, **fixtures)
+                except BaseException as error:
+                    error.add_note(f"case: {case}")
+                    raise
+
+        rest = [parameter for name, parameter in signature.parameters.items() if name not in own]
+        run.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
+        run.__doc__ = test.__doc__
+        return run
+
+    return decorate
+
+
+def with_release(chosen: Iterable[tuple[Any, ...]], every: Iterable[tuple[Any, ...]], *marks: Any) -> list[Any]:
+    """Give the chosen cases these marks, and the other cases the mark ``release``."""
+    chosen = list(chosen)
+    others = [case for case in every if case not in chosen]
+    return [
+        *(pytest.param(*case, marks=marks) for case in chosen),
+        *(pytest.param(*case, marks=pytest.mark.release) for case in others),
+    ]
+
+
+def end_workers() -> None:
+    """End the workers of runs that are over: torch would wait for each when the loader is collected."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
 
 
 class KilledError(BaseException):

@@ -10,6 +10,7 @@ import yaml
 
 from pipeline import RunOptions, parse_arguments
 from pipeline.errors import ConfigError
+from tests.training.conftest import in_turn
 
 
 def overrides(*words: str) -> str:
@@ -35,7 +36,7 @@ def test_without_a_list_the_command_line_of_the_process_is_taken(monkeypatch: py
     assert (file, run_opts.overridden_args, lines) == ("h.yaml", set(), "seed: 1")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("words", "name", "value"),
     [
         (["--debug"], "debug", True),
@@ -57,7 +58,7 @@ def test_a_run_option_gets_a_value_of_its_type(words: list[str], name: str, valu
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("text", "value"),
     [
         ("10", 10),
@@ -103,7 +104,7 @@ def test_names_come_in_their_order_and_are_quoted_where_yaml_would_read_somethin
     assert overrides("--z", "1", "--on", "2", "--a.b", "3") == "z: 1\n'on': 2\na.b: 3"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("words", "message"),
     [
         ([], r"names no file of hyperparameters; write PARAM_FILE \[--NAME VALUE\]…, .*; the run options are test_only, "),

@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, Sta
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.optim_scheduler import losses_by_name
 from pipeline.training.schedules import Constant
+from tests.training.conftest import in_turn
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)
 
@@ -128,7 +129,7 @@ class Everything(nn.Module):
 ONE, FIVE, TARGET = torch.tensor([1.0]), torch.tensor([5.0]), torch.tensor([0.0])
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("module", "batch", "expected"),
     [
         (Two(), (ONE, TARGET), [10.0]),
@@ -181,7 +182,7 @@ def test_a_mapping_is_split_into_inputs_and_target_and_left_as_it_was() -> None:
     assert list(batch) == ["x", "target"]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("batch", "count"),
     [
         (X, 4),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.brain import ModuleBrain, Stage
+from tests.training.conftest import in_turn
 
 mse = nn.functional.mse_loss
 X, Y = torch.ones(4, 3), torch.ones(4, 1)
@@ -115,8 +116,8 @@ class Judge(nn.Module):
         return self.make(loss=None if labels is None else mse(logits, labels), logits=logits)
 
 
-@pytest.mark.parametrize("make", [Output, dict])
-@pytest.mark.parametrize("batch", [{"x": X, "labels": Y}, {"x": X, "label": Y}, (X, Y), ([X], Y), ({"x": X}, Y)])
+@in_turn("make", [Output, dict])
+@in_turn("batch", [{"x": X, "labels": Y}, {"x": X, "label": Y}, (X, Y), ([X], Y), ({"x": X}, Y)])
 def test_without_a_loss_of_its_own_it_takes_the_one_that_the_module_returns(make: Any, batch: Any) -> None:
     brain = ModuleBrain(Judge(make), None)
     predictions = brain.compute_forward(batch, Stage.TRAIN)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.training.optim_scheduler import optimize
 from pipeline.training.schedules import Constant
+from tests.training.conftest import in_turn
 
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {
     "fused Adam": lambda parameters: Adam(parameters, 0.1, fused=True),
@@ -60,8 +61,8 @@ def everything(guard: NonFiniteGuard) -> list[Tensor]:
     return [each.detach().clone() for each in (*guard.names.values(), *states)]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@in_turn("bad", [math.nan, math.inf, -math.inf])
+@in_turn(("kind", "make"), MAKERS.items())
 def test_a_bad_loss_leaves_weights_and_optimizer_as_they_were(make: Callable[[Any], Optimizer], bad: float) -> None:
     guard = watched(net(), make)
     window(guard, 1.0)
@@ -70,7 +71,7 @@ def test_a_bad_loss_leaves_weights_and_optimizer_as_they_were(make: Callable[[An
     assert all(torch.equal(one, other) for one, other in zip(everything(guard), before, strict=True))
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@in_turn(("kind", "make"), MAKERS.items())
 def test_a_bad_first_loss_changes_nothing_of_what_follows(make: Callable[[Any], Optimizer]) -> None:
     guard, other = watched(net(), make), watched(net(), make)
     window(guard, math.nan)
@@ -80,7 +81,7 @@ def test_a_bad_first_loss_changes_nothing_of_what_follows(make: Callable[[Any], 
     assert all(torch.equal(one, two) for one, two in zip(everything(guard), everything(other), strict=True))
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@in_turn(("kind", "make"), MAKERS.items())
 def test_bad_gradients_leave_weights_and_optimizer_as_they_were(make: Callable[[Any], Optimizer]) -> None:
     guard = watched(net(), make)
     window(guard, 1.0, norm=True)
@@ -89,7 +90,7 @@ def test_bad_gradients_leave_weights_and_optimizer_as_they_were(make: Callable[[
     assert all(torch.equal(one, other) for one, other in zip(everything(guard), before, strict=True))
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@in_turn(("kind", "make"), MAKERS.items())
 def test_finite_windows_are_steps_of_the_optimizer_alone(make: Callable[[Any], Optimizer]) -> None:
     model, guard = net(), watched(net(), make)
     optimizer = make(model.parameters())

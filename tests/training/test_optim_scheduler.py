@@ -16,6 +16,7 @@ from pipeline import OptimScheduler
 from pipeline.errors import ClassPathError, ConfigError
 from pipeline.training.optim_scheduler import optimize
 from pipeline.training.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule
+from tests.training.conftest import in_turn
 
 
 def seeded() -> nn.Module:
@@ -309,9 +310,9 @@ def trained_for(scheduler: OptimScheduler, model: nn.Module, batches: range, bad
             scheduler.take_metrics({"valid_loss": 1.0})
 
 
-@pytest.mark.parametrize("bad", [-1, 4, 8])
-@pytest.mark.parametrize("cut", [1, 5, 6, 9])
-@pytest.mark.parametrize(("cls", "conf"), SCHEDULES)
+@in_turn("bad", [-1, 4, 8])
+@in_turn("cut", [1, 5, 6, 9])
+@in_turn(("cls", "conf"), SCHEDULES)
 def test_another_goes_on_bit_for_bit_where_its_state_was_taken_also_within_a_window(
     cls: type[OptimScheduler], conf: dict[str, Any], cut: int, bad: int
 ) -> None:

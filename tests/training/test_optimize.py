@@ -17,6 +17,7 @@ from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
 from pipeline.training.optim_scheduler import OptimScheduler, close_windows
 from pipeline.training.schedules import Constant
+from tests.training.conftest import in_turn
 
 
 def parts() -> tuple[nn.Linear, nn.Linear]:
@@ -96,8 +97,8 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize(("accum", "sizes", "windows"), WINDOWS)
+@in_turn("clip", [None, 0.05])
+@in_turn(("accum", "sizes", "windows"), WINDOWS)
 def test_an_accumulated_window_is_one_large_batch(
     accum: int, sizes: list[int], windows: list[list[int]], clip: float | None
 ) -> None:

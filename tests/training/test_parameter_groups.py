@@ -15,7 +15,7 @@ from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule, WarmupCosine
-from tests.training.conftest import Kill, KilledError, mse, table
+from tests.training.conftest import Kill, KilledError, in_turn, mse, table
 
 Options = dict[str, Any]
 Config = Callable[..., dict[str, Any]]
@@ -181,8 +181,8 @@ SCHEDULES: list[tuple[type[OptimScheduler], Options]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("patterns", [["encoder"], ["encoder", "norm", "head"]])
-@pytest.mark.parametrize(("kind", "conf"), SCHEDULES)
+@in_turn("patterns", [["encoder"], ["encoder", "norm", "head"]])
+@in_turn(("kind", "conf"), SCHEDULES)
 def test_a_multiple_is_one_of_the_base_rate_at_every_step(kind: Any, conf: Options, patterns: list[str]) -> None:
     plain = kind("SGD", {"lr": 0.1}, Net(), **conf)
     grouped = kind("SGD", {"lr": 0.1}, Net(), groups=[{"params": each, "lr": "0.1x"} for each in patterns], **conf)

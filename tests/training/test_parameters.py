@@ -11,6 +11,7 @@ from torch import nn
 
 from pipeline.errors import ConfigError
 from pipeline.training.optim_scheduler import trainable_parameters, without_decay
+from tests.training.conftest import in_turn
 
 
 class Net(nn.Module):
@@ -51,8 +52,8 @@ PARTS: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, when its compiler is imported
-@pytest.mark.parametrize("compiled", COMPILED)
-@pytest.mark.parametrize(("parts", "names"), PARTS)
+@in_turn("compiled", COMPILED)
+@in_turn(("parts", "names"), PARTS)
 def test_parameters_of_the_named_parts_are_found_once_under_their_names_also_when_compiled(
     compiled: Callable[[nn.Module], Any], parts: Any, names: list[str]
 ) -> None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pipeline import RunOptions, parse_arguments
 from pipeline.errors import ConfigError
 from pipeline.training.run_options import NOT_TAKEN, check_options, values_of
+from tests.training.conftest import in_turn
 
 DEFAULTS = {
     "test_only": False, "debug": False, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": False,
@@ -149,7 +150,7 @@ def test_fp16_on_a_gpu_is_as_good_as_any(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (options.precision, options.device) == ("fp16", "cuda")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("hparams", "run_opts", "precision"),
     [
         ({"bfloat16_mix_prec": True}, {}, "bf16"),
@@ -232,7 +233,7 @@ FLAGS = [name for name, value in DEFAULTS.items() if value is False]
 ABOVE_0 = "; it must be greater than 0"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "value", "canonical"),
     [
         ("precision", 32, "fp32"),
@@ -285,7 +286,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value", "remedy"), [(*wrong, remedy) for wrong, remedy in WRONG.items()])
+@in_turn(("name", "value", "remedy"), [(*wrong, remedy) for wrong, remedy in WRONG.items()])
 def test_a_wrong_value_is_refused_with_the_value_and_what_to_write(name: str, value: Any, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_options({name: value}, "run_opts")

@@ -20,6 +20,7 @@ from pipeline.training.schedules import (
     WarmupCosine,
     WarmupLinear,
 )
+from tests.training.conftest import in_turn
 
 
 def built(cls: type[OptimScheduler], lr: float = 0.1, **conf: Any) -> OptimScheduler:
@@ -69,7 +70,7 @@ SHIPPED: list[tuple[type[OptimScheduler], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+@in_turn(("cls", "conf"), SHIPPED)
 def test_the_finetuning_factor_scales_each_rate_of_a_schedule_and_nothing_else(
     cls: type[OptimScheduler], conf: dict[str, Any]
 ) -> None:
@@ -77,7 +78,7 @@ def test_the_finetuning_factor_scales_each_rate_of_a_schedule_and_nothing_else(
     assert rates(built(cls, ft_factor=0.25, **conf), 25, per_epoch=5) == pytest.approx([0.25 * rate for rate in plain])
 
 
-@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+@in_turn(("cls", "conf"), SHIPPED)
 def test_groups_keep_the_ratio_of_their_rates_under_each_schedule(
     cls: type[OptimScheduler], conf: dict[str, Any]
 ) -> None:
@@ -123,7 +124,7 @@ def two_groups(cls: type[OptimScheduler], lr: Any = 0.1, **conf: Any) -> OptimSc
     return cls(grouped, {"lr": lr}, nn.Linear(2, 1), grad_clip=None, **conf)
 
 
-@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+@in_turn(("cls", "conf"), SHIPPED)
 def test_a_rate_that_is_multiplied_before_an_update_holds_for_that_one_under_each_schedule(
     cls: type[OptimScheduler], conf: dict[str, Any]
 ) -> None:
@@ -134,7 +135,7 @@ def test_a_rate_that_is_multiplied_before_an_update_holds_for_that_one_under_eac
     assert (watched.rate, watched.get_lr()) == (0.5 * plain.get_lr(), plain.get_lr())
 
 
-@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+@in_turn(("cls", "conf"), SHIPPED)
 def test_a_rate_that_is_replaced_before_an_update_holds_for_that_one_under_each_schedule(
     cls: type[OptimScheduler], conf: dict[str, Any]
 ) -> None:
@@ -253,7 +254,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cls", "conf", "message"), WRONG)
+@in_turn(("cls", "conf", "message"), WRONG)
 def test_a_wrong_argument_is_refused(cls: type[OptimScheduler], conf: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         built(cls, **conf)

@@ -17,6 +17,7 @@ from pipeline import GeneralTrainer
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.optim_scheduler import OptimScheduler, optimize
 from pipeline.training.schedules import Constant, TorchSchedule
+from tests.training.conftest import in_turn
 
 USED = torch.tensor([7, 1, 4])
 
@@ -73,8 +74,8 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("clip", [{}, {"grad_clip": 0.05}, {"grad_clip_value": 0.01}])
-@pytest.mark.parametrize(("kind", "options"), KINDS)
+@in_turn("clip", [{}, {"grad_clip": 0.05}, {"grad_clip_value": 0.01}])
+@in_turn(("kind", "options"), KINDS)
 def test_used_rows_get_what_the_optimizer_makes_of_a_dense_table_of_them(
     kind: str, options: dict[str, Any], clip: dict[str, float]
 ) -> None:

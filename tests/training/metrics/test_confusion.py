@@ -10,6 +10,7 @@ import torch
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.metrics.classification import F1, Average, Precision, Recall
+from tests.training.conftest import in_turn
 
 PREDICTED = [0, 0, 1, 1, 1, 2, 2, 0, 4]
 ACTUAL = [0, 1, 1, 1, 2, 2, 0, 0, 2]
@@ -67,8 +68,8 @@ def test_micro_is_the_accuracy_where_each_sample_has_one_class(kind: Any) -> Non
     assert metric.compute() == pytest.approx(5 / 9, rel=1e-12)
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([1, 0, 0, 1, 1]), torch.tensor([[1.0], [0.0], [0.0], [1.0], [1.0]])])
-@pytest.mark.parametrize(
+@in_turn("labels", [torch.tensor([1, 0, 0, 1, 1]), torch.tensor([[1.0], [0.0], [0.0], [1.0], [1.0]])])
+@in_turn(
     ("kind", "average", "expected"),
     [
         (Precision, "binary", 2 / 3),
@@ -108,16 +109,16 @@ def test_a_score_at_the_threshold_is_not_above_it() -> None:
     assert metric.compute() == 0.5
 
 
-@pytest.mark.parametrize("kind", [Precision, Recall, F1])
-@pytest.mark.parametrize(("score", "label", "expected"), [(0.1, 1, 0.0), (0.9, 0, 0.0), (0.1, 0, 0.0)])
+@in_turn("kind", [Precision, Recall, F1])
+@in_turn(("score", "label", "expected"), [(0.1, 1, 0.0), (0.9, 0, 0.0), (0.1, 0, 0.0)])
 def test_nothing_right_and_nothing_positive_are_0(kind: Any, score: float, label: int, expected: float) -> None:
     metric = kind("binary")
     metric.update(torch.tensor([score]), torch.tensor([label]))
     assert metric.compute() == expected
 
 
-@pytest.mark.parametrize("kind", [Precision, Recall, F1])
-@pytest.mark.parametrize("average", ["binary", "macro", "micro", None])
+@in_turn("kind", [Precision, Recall, F1])
+@in_turn("average", ["binary", "macro", "micro", None])
 def test_of_nothing_it_is_nan(kind: Any, average: Average | None) -> None:
     metric = kind(average)
     assert math.isnan(metric.compute())
@@ -125,8 +126,8 @@ def test_of_nothing_it_is_nan(kind: Any, average: Average | None) -> None:
     assert math.isnan(metric.compute())
 
 
-@pytest.mark.parametrize("kind", [Precision, Recall, F1])
-@pytest.mark.parametrize("as_classes", [False, True])
+@in_turn("kind", [Precision, Recall, F1])
+@in_turn("as_classes", [False, True])
 def test_of_two_classes_it_is_that_of_the_positive_one_by_default(kind: Any, as_classes: bool) -> None:
     predicted, actual = [1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 0, 1]
     scores = torch.tensor(predicted) * 0.8 + 0.1
@@ -143,8 +144,8 @@ def test_of_more_classes_it_is_their_mean_by_default(kind: Any) -> None:
     assert default.compute() == macro.compute()
 
 
-@pytest.mark.parametrize("kind", [Precision, Recall, F1])
-@pytest.mark.parametrize("predictions", [[0.7, math.nan], [[0.7, 0.3], [0.1, math.nan]]])
+@in_turn("kind", [Precision, Recall, F1])
+@in_turn("predictions", [[0.7, math.nan], [[0.7, 0.3], [0.1, math.nan]]])
 def test_a_score_that_is_nan_makes_it_nan(kind: Any, predictions: list[Any]) -> None:
     metric = kind("binary")
     metric.update(torch.tensor(predictions), torch.tensor([1, 0]))

@@ -21,6 +21,7 @@ from pipeline.training.metrics import AUC
 from pipeline.training.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
 from pipeline.training.metrics.classification import F1, Precision, Recall, RecallAtK
 from pipeline.training.metrics.ranking import COPC, GAUC, ActualCTR, BucketError, PairOrder
+from tests.training.conftest import in_turn
 
 # Predictions, target, and what else an update takes.
 Data = tuple[Tensor, ...]
@@ -63,28 +64,7 @@ EVERY: list[tuple[str, Callable[[], Any], Data]] = [
     ("recall at 2 of an item with weights", lambda: RecallAtK(2), (*CLASSES, WEIGHTS)),
     ("recall at 2 of items with weights", lambda: RecallAtK(2), (*LABELS, WEIGHTS)),
 ]
-OfEach = Callable[[Callable[..., None]], Callable[[], None]]
-
-
-def of_each(cases: list[tuple[str, Callable[[], Any], Data]]) -> OfEach:
-    """Run a test on each of these metrics in turn, which takes less time than a test of each; a failure names it."""
-
-    def decorate(test: Callable[..., None]) -> Callable[[], None]:
-        def run() -> None:
-            for name, make, data in cases:
-                try:
-                    test(make, data)
-                except BaseException as error:
-                    error.add_note(f"the metric: {name}")
-                    raise
-
-        run.__doc__ = test.__doc__
-        return run
-
-    return decorate
-
-
-every = of_each(EVERY)
+every = in_turn(("name", "make", "data"), EVERY)
 
 
 def updated(metric: Any, data: Data, sizes: list[int]) -> Any:
@@ -255,12 +235,9 @@ def test_a_target_that_is_no_tensor_is_refused() -> None:
         metric.update(torch.rand(4), None)
 
 
-@pytest.mark.parametrize("cuts", [(0, 24), (1, 9, 24), (24, 24), (8, 16, 24)])
-def test_states_of_ranks_are_merged_to_that_of_one(cuts: tuple[int, ...]) -> None:
-    of_each(EVERY)(lambda make, data: merged_as_one(make, data, cuts))()
-
-
-def merged_as_one(make: Callable[[], Any], data: Data, cuts: tuple[int, ...]) -> None:
+@every
+@in_turn("cuts", [(0, 24), (1, 9, 24), (24, 24), (8, 16, 24)])
+def test_states_of_ranks_are_merged_to_that_of_one(make: Callable[[], Any], data: Data, cuts: tuple[int, ...]) -> None:
     ranks = [
         updated(make(), tuple(part[first:last] for part in data), [last - first])
         for first, last in pairwise((0, *cuts))
@@ -322,7 +299,7 @@ WEIGHTED: list[tuple[str, Callable[[], Any], Data]] = [
     ("recall at 2 of an item", lambda: RecallAtK(2), CHOICE),
     ("recall at 2 of items", lambda: RecallAtK(2), RELEVANT),
 ]
-weighted = of_each(WEIGHTED)
+weighted = in_turn(("name", "make", "data"), WEIGHTED)
 
 
 def test_every_metric_but_that_of_pairs_takes_weights() -> None:
@@ -352,12 +329,9 @@ def test_weights_of_another_number_are_refused(make: Callable[[], Any], data: Da
     assert str(caught.value) == f"{type(metric).__name__} {what}"
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_a_weight_that_is_negative_or_not_finite_is_told(bad: float) -> None:
-    of_each(WEIGHTED)(lambda make, data: tells_of_weight(make, data, bad))()
-
-
-def tells_of_weight(make: Callable[[], Any], data: Data, bad: float) -> None:
+@weighted
+@in_turn("bad", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_negative_or_not_finite_is_told(make: Callable[[], Any], data: Data, bad: float) -> None:
     weights = torch.ones(10)
     weights[3] = bad
     metrics = [updated(make(), (*(part[:10] for part in data), weights), [10]) for _ in range(2)]

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.metrics.classification import RecallAtK
+from tests.training.conftest import in_turn
 
 
 def mean_over_orders(scores: list[int], relevant: set[int], k: int) -> float:
@@ -31,8 +32,8 @@ def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(3, (4, 5), generator=random), labels
 
 
-@pytest.mark.parametrize("k", range(1, 6))
-@pytest.mark.parametrize("seed", range(4))
+@in_turn("k", range(1, 6))
+@in_turn("seed", range(4))
 def test_recall_of_several_items_is_that_of_a_random_order_among_ties(seed: int, k: int) -> None:
     scores, labels = drawn(seed)
     metric = RecallAtK(k)
