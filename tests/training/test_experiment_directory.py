@@ -166,45 +166,68 @@ def test_uncaught_exceptions_are_left_to_python(tmp_path: Path) -> None:
     assert sys.excepthook is before
 
 
-CRASHING = """
+ENDINGS = """
+import os
 import sys
+
 from pipeline import create_experiment_directory
+
+
+def train(ending):
+    if ending == "error":
+        raise ValueError("the data are wrong")
+    if ending == "interrupt":
+        raise KeyboardInterrupt
+    if ending == "exit":
+        sys.exit(3)
+
+
+for ending in sys.argv[1:]:
+    if os.fork() == 0:
+        break
+    os.wait()
+else:
+    sys.exit()
+os.dup2(os.open(f"{ending}.txt", os.O_WRONLY | os.O_CREAT), 2)
 try:
     1 / 0
 except ZeroDivisionError:
     pass
-create_experiment_directory({folder!r}, save_env_desc=False)
-def train():
-    {statement}
-train()
+create_experiment_directory(ending, save_env_desc=False)
+train(ending)
 """
 
 
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a script whose processes end in four ways: their experiment directories, and what is on stderr."""
+    folder = tmp_path_factory.mktemp("endings")
+    file = folder / "train.py"
+    file.write_text(ENDINGS, encoding="utf-8")
+    subprocess.run([sys.executable, str(file), "error", "interrupt", "exit", "nothing"], cwd=folder, check=True)
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("statement", "ended_by"),
+    ("ending", "ended_by"),
     [
-        (
-            'raise ValueError("the data are wrong")',
-            ["    train()", "    raise ValueError(…)", "ValueError: the data are wrong"],
-        ),
-        ("raise KeyboardInterrupt", ["    train()", "    raise KeyboardInterrupt", "KeyboardInterrupt"]),
-        ("sys.exit(3)", []),
-        ("pass", []),
+        ("error", ["    train(ending)", "    raise ValueError(…)", "ValueError: the data are wrong"]),
+        ("interrupt", ["    train(ending)", "    raise KeyboardInterrupt", "KeyboardInterrupt"]),
+        ("exit", []),
+        ("nothing", []),
     ],
 )
 def test_the_traceback_of_what_ends_the_process_is_in_the_log_and_on_stderr(
-    tmp_path: Path, statement: str, ended_by: list[str]
+    endings: Path, ending: str, ended_by: list[str]
 ) -> None:
-    folder, file = tmp_path / "results", tmp_path / "train.py"
-    file.write_text(CRASHING.format(folder=str(folder), statement=statement), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(file)], stderr=subprocess.PIPE, text=True, check=False)
-    lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()[1:]
+    lines = (endings / ending / "log.txt").read_text(encoding="utf-8").splitlines()[1:]
     kept = [line.replace('ValueError("the data are wrong")', "ValueError(…)") for line in lines if "File" not in line]
     kept = [line for line in kept if set(line) - set(" ^")]
     assert kept == (
         ["the process was ended by this error:", "Traceback (most recent call last):", *ended_by] if ended_by else []
     )
-    assert done.stderr.count("Traceback") == bool(ended_by)
+    errors = (endings / f"{ending}.txt").read_text(encoding="utf-8")
+    assert errors.count("Traceback") == bool(ended_by)
 
 
 @pytest.mark.parametrize(

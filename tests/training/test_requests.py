@@ -60,22 +60,30 @@ MOMENTS = [
 """Hook, its n-th call, and the iteration after which the request is done."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "call", "iteration"), MOMENTS)
-def test_a_checkpoint_is_saved_after_the_step_in_which_a_hook_asks_for_it(
-    hook: str, call: int, iteration: int, at: At
-) -> None:
-    at(hook, call, request("checkpoint"))
-    assert saved(GeneralTrainer(rare()).run()) == [iteration, 14]
+def test_requests_of_a_hook_are_done_after_its_step(hook: str, call: int, iteration: int, at: At) -> None:
+    """A checkpoint is saved, and each phase is validated."""
+
+    def ask(context: Context) -> None:
+        context.request("checkpoint")
+        context.request("validation")
+
+    at(hook, call, ask)
+    context = GeneralTrainer(rare()).run()
+    assert saved(context) == [iteration, 14]
+    assert validated(context) == [("a", iteration), ("b", iteration), ("a", 14), ("b", 14)]
 
 
-@pytest.mark.parametrize(("hook", "call", "iteration"), MOMENTS)
-def test_every_phase_is_validated_after_the_step_in_which_a_hook_asks_for_it(
-    hook: str, call: int, iteration: int, at: At
-) -> None:
-    at(hook, call, request("validation"))
-    requested = [("a", iteration), ("b", iteration)]
-    assert validated(GeneralTrainer(rare()).run()) == [*requested, ("a", 14), ("b", 14)]
+def test_a_request_of_a_checkpoint_alone_validates_nothing(at: At) -> None:
+    at("after_batch", 3, request("checkpoint"))
+    context = GeneralTrainer(rare()).run()
+    assert (saved(context), validated(context)) == ([3, 14], [("a", 14), ("b", 14)])
+
+
+def test_a_request_of_a_validation_alone_saves_nothing(at: At) -> None:
+    at("after_batch", 3, request("validation"))
+    context = GeneralTrainer(rare()).run()
+    assert (saved(context), validated(context)[:2]) == ([14], [("a", 3), ("b", 3)])
 
 
 def test_a_phase_that_was_validated_after_the_same_step_is_not_validated_again(at: At) -> None:
@@ -110,12 +118,29 @@ STOPS = [
     ("before_checkpoint_saved", 1, 4),
     ("after_epoch", 1, 7),
 ]
-# Every third is quick.
-SOME = [pytest.param(*stop, marks=() if at % 3 == 0 else pytest.mark.slow) for at, stop in enumerate(STOPS)]
+QUICK = [
+    ("checkpoint", "after_batch", 3, 3),
+    ("checkpoint", "after_pass", 1, 4),
+    ("validation", "before_batch", 5, 4),
+    ("checkpoint", "before_checkpoint_saved", 1, 4),
+]
+SLOW = [
+    ("checkpoint", "after_batch", 3, 2),
+    ("checkpoint", "before_epoch", 2, 7),
+    ("checkpoint", "after_epoch", 1, 7),
+    ("validation", "after_batch", 3, 3),
+    ("validation", "before_epoch", 2, 8),
+    ("validation", "before_checkpoint_saved", 1, 3),
+]
+"""At the step of the request and around it: in a pass, between two passes, at the end of an epoch, and in a save."""
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(QUICK, ())
+EVERY = [(what, *stop) for what in ("checkpoint", "validation") for stop in STOPS]
 
 
-@pytest.mark.parametrize(("hook", "call", "stop"), SOME)
-@pytest.mark.parametrize("what", ["checkpoint", pytest.param("validation", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("what", "hook", "call", "stop"),
+    [pytest.param(*case, marks=MARKS.get(case, pytest.mark.release)) for case in EVERY],
+)
 def test_a_run_that_is_stopped_around_a_request_ends_as_one_that_was_not(
     what: str, hook: str, call: int, stop: int, at: At
 ) -> None:
