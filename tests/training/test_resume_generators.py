@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,18 @@ CASES["without a seed"]["phase"][0]["model"] = lambda: torch.manual_seed(0) and 
 CASES["torch's loader"]["runner"][0]["network_class_path"] = PlainNetwork
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_resume_restores_generators_of_the_data(case: str, tmp_path: Path) -> None:
+QUICK = [("map style", 3), ("stream", 5), ("without a seed", 3), ("collate", 5), ("torch's loader", 5)]
+
+
+@pytest.mark.parametrize(
+    ("case", "at"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in product(CASES, (3, 5))],
+)
+def test_resume_restores_generators_of_the_data(case: str, at: int, tmp_path: Path) -> None:
     """Before batch 3 the checkpoint is that of the end of an epoch, before batch 5 one inside an epoch."""
     whole = weights(CASES[case])
 
-    assert equal(interrupted(CASES[case], 3, tmp_path / "end"), whole)
-    assert equal(interrupted(CASES[case], 5, tmp_path / "inside"), whole)
+    assert equal(interrupted(CASES[case], at, tmp_path), whole)
 
 
 @pytest.mark.parametrize("dataset", [Augmented, Lazy, Flow])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeline import GeneralTrainer, StandardUpdater, UpdaterState, make_loader
 from pipeline.check.checker import check
 from pipeline.errors import CheckpointError, DataError
-from tests.training.conftest import KilledError
+from tests.training.conftest import KilledError, in_turn, with_release
 
 FIGURES = json.loads(Path(__file__).with_name("paddlespeech.json").read_text(encoding="utf-8"))
 
@@ -101,7 +102,7 @@ def trained(kind: Any, case: str, *patch: Any) -> dict[str, Any]:
     return {"losses": run(updater, 8), "weights": weights(updater)}
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_turn("case", CASES)
 def test_by_hand_it_has_the_losses_counters_and_weights_of_paddlespeechs(case: str) -> None:
     found, expected = trained(StandardUpdater, case), FIGURES[case]
     for (losses, *counters), (theirs, *counted) in zip(found["losses"], expected["losses"], strict=True):
@@ -161,8 +162,11 @@ def gone_on(kind: Any, loader: str, cut: int, file: Path) -> tuple[Any, Any]:
     return (losses, weights(whole)), ([*before, *run(second, 12 - cut)], weights(second))
 
 
-@pytest.mark.parametrize("cut", [0, 1, 3, 5, 6])
-@pytest.mark.parametrize("loader", [*OURS])
+ENDS_AND_INSIDES = [*product(OURS, (3, 5)), *product(["shuffled"], (0, 1, 6))]
+"""Each loader at the end of an epoch and inside one; one of them before the first update and in other places, too."""
+
+
+@pytest.mark.parametrize(("loader", "cut"), with_release(ENDS_AND_INSIDES, product(OURS, (0, 1, 3, 5, 6))))
 def test_it_goes_on_from_its_file_bit_for_bit_after_an_epoch_and_within_one(
     tmp_path: Path, loader: str, cut: int
 ) -> None:
@@ -170,9 +174,13 @@ def test_it_goes_on_from_its_file_bit_for_bit_after_an_epoch_and_within_one(
     assert whole == parts
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 4])
-@pytest.mark.parametrize("loader", ["shuffled", "of a generator", "without a length", "of ours"])
-@pytest.mark.parametrize("kind", [OwnEpochs, OwnReading, OwnConstructor])
+KINDS = [OwnEpochs, OwnReading, OwnConstructor]
+READ_LOADERS = ["shuffled", "of a generator", "without a length", "of ours"]
+CUTS = [*product(KINDS, READ_LOADERS, (2,)), *product(KINDS, ["shuffled", "of ours"], (3,))]
+"""After two updates each kind is inside an epoch, after three at the end of one."""
+
+
+@pytest.mark.parametrize(("kind", "loader", "cut"), with_release(CUTS, product(KINDS, READ_LOADERS, (1, 2, 3, 4))))
 def test_so_does_one_that_reads_in_its_own_way(tmp_path: Path, kind: Any, loader: str, cut: int) -> None:
     whole, parts = gone_on(kind, loader, cut, tmp_path / "updater")
     assert whole == parts

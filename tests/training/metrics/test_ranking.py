@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.metrics import COPC, GAUC, ActualCTR, BucketError, PairOrder
+from tests.training.conftest import in_turn
 
 
 def drawn(size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,8 +36,8 @@ def by_pairs(scores: Tensor, labels: Tensor, users: Tensor) -> float:
     return area / total if total else math.nan
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("size", [7, 60, 500])
+@in_turn("seed", range(10))
+@in_turn("size", [7, 60, 500])
 def test_gauc_is_the_share_of_each_users_pairs_in_order(size: int, seed: int) -> None:
     data = drawn(size, seed)
     gauc = GAUC()
@@ -65,15 +66,16 @@ def test_users_are_an_integer_for_each_sample(users: Tensor) -> None:
 
 def bucket_error(predictions: Tensor, labels: Tensor, buckets: int) -> float:
     """PaddleRec's loop over buckets, with the mean prediction of each."""
-    place = (predictions * buckets).long().clamp(max=buckets - 1)
+    inside: list[list[tuple[float, float]]] = [[] for _ in range(buckets)]
+    for prediction, label in zip(predictions.tolist(), labels.tolist(), strict=True):
+        inside[min(int(prediction * buckets), buckets - 1)].append((prediction, label))
     last, shows, expected, clicks, error, count = -1.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    for number in range(buckets):
-        own = place == number
+    for number, samples in enumerate(inside):
         if abs(number / buckets - last) > 0.01 or last < 0:
             last, shows, expected, clicks = number / buckets, 0.0, 0.0, 0.0
-        shows += own.sum().item()
-        expected += predictions[own].sum().item()
-        clicks += labels[own].sum().item()
+        shows += len(samples)
+        expected += sum(prediction for prediction, _ in samples)
+        clicks += sum(label for _, label in samples)
         if shows == 0 or expected == 0:
             continue
         rate = expected / shows
