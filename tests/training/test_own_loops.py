@@ -442,8 +442,20 @@ def by_step(self: Any, context: Context) -> None:
             phase.optim_schedulers["main"].step(mse(phase.model(inputs), target))
 
 
-@pytest.mark.parametrize("body", [by_fit_batch, by_the_updater, by_optimize, by_step])
-@pytest.mark.parametrize("runner", [{}, {"max_steps": 4}, {"valid_interval": 2, "save_interval": 2}])
+INTERVALS_OF_TWO = {"valid_interval": 2, "save_interval": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "runner"),
+    [
+        (by_fit_batch, {}),
+        (by_fit_batch, {"max_steps": 4}),
+        (by_fit_batch, INTERVALS_OF_TWO),
+        (by_the_updater, INTERVALS_OF_TWO),
+        (by_optimize, {"max_steps": 4}),
+        (by_step, INTERVALS_OF_TWO),
+    ],
+)
 def test_a_loop_of_ones_own_is_the_default_runner_bit_for_bit(
     config: Config, recorder: Any, body: Body, runner: dict[str, Any]
 ) -> None:

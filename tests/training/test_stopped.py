@@ -216,7 +216,7 @@ class Halves:
             optim_scheduler.optimizer.param_groups[0]["lr"] *= 0.5
 
 
-@pytest.mark.parametrize("schedule", ["noam", "constant"])
+@pytest.mark.parametrize("schedule", ["noam", pytest.param("constant", marks=pytest.mark.slow)])
 def test_the_rates_of_a_plugin_and_the_norms_are_reported_alike_by_a_run_that_is_stopped_in_a_window(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +235,7 @@ def test_the_rates_of_a_plugin_and_the_norms_are_reported_alike_by_a_run_that_is
     assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
 
 
-@pytest.mark.parametrize("at", [1, 4, 8])
+@pytest.mark.parametrize("at", [4, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 8))])
 def test_a_validation_that_was_stopped_is_made_again_and_nothing_of_the_training_is(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +252,6 @@ def test_a_validation_that_was_stopped_is_made_again_and_nothing_of_the_training
     assert ran < 14
 
 
-SOME = {"before_batch", "after_update", "after_checkpoint_saved"}
 MOMENTS = [(hook, at) for hook, times in CALLS.items() for at in {1, times}]
 MOMENTS += [
     ("before_batch", 6),
@@ -262,6 +261,16 @@ MOMENTS += [
     ("after_checkpoint_saved", 1),
     ("after_checkpoint_saved", 2),
 ]
+MOMENTS = list(dict.fromkeys(MOMENTS))
+QUICK_EXITS = {("before_batch", 6), ("after_update", 2), ("after_checkpoint_saved", 2)}
+SLOW_EXITS = set(CALLS.items()) | {("before_epoch", 1), ("after_backward", 3)}
+"""The last call of each hook; before everything; and in a window."""
+
+
+def mark_exit(moment: tuple[str, int]) -> Any:
+    if moment in QUICK_EXITS:
+        return ()
+    return pytest.mark.slow if moment in SLOW_EXITS else pytest.mark.release
 
 
 def stopped(hook: str, at: int, monkeypatch: pytest.MonkeyPatch) -> Context:
@@ -275,9 +284,7 @@ def stopped(hook: str, at: int, monkeypatch: pytest.MonkeyPatch) -> Context:
     return context
 
 
-@pytest.mark.parametrize(
-    ("hook", "at"), [pytest.param(*moment, marks=() if moment[0] in SOME else pytest.mark.slow) for moment in MOMENTS]
-)
+@pytest.mark.parametrize(("hook", "at"), [pytest.param(*moment, marks=mark_exit(moment)) for moment in MOMENTS])
 def test_a_run_that_is_exit_ends_at_any_moment_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
