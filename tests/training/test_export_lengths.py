@@ -108,7 +108,7 @@ NAMED = {"length": {"tokens": 1, "mask": 1}}
 @pytest.mark.parametrize(
     ("model", "make", "lengths", "keys", "logged"),
     [
-        (Attention, texts, (7, 9), {}, "[batch, tokens.1]"),
+        pytest.param(Attention, texts, (7, 9), {}, "[batch, tokens.1]", marks=pytest.mark.slow),
         (Attention, texts, (4, 1), {}, "[batch, tokens.1]"),
         (Attention, texts, (7, 7), {"save_inference_dynamic": NAMED}, "[batch, length]"),
         (Nested, nested_texts, (7, 9), {}, "x.more.0: float32 [batch, x.ids.1]"),
@@ -131,7 +131,7 @@ def test_export_takes_lengths_that_it_has_not_seen(
     assert any("exported: line(" in line and logged in line for line in log_lines)
 
 
-@pytest.mark.parametrize("model", [Loop, Truncate])
+@pytest.mark.parametrize("model", [Truncate, pytest.param(Loop, marks=pytest.mark.slow)])
 def test_export_that_fixes_a_length_warns(
     trained: Callable[..., Any],
     log_lines: list[str],

@@ -78,11 +78,11 @@ def weights(context: Context) -> list[Tensor]:
     return list(trained)
 
 
-@pytest.mark.parametrize("accum_grad", [1, 2])
-@pytest.mark.parametrize("hook", RARE)
+@pytest.mark.parametrize(("hook", "accum_grad"), [*((hook, 2) for hook in RARE), ("after_validation", 1)])
 def test_hook_not_per_batch_leaves_no_gradient(
     hook: str, accum_grad: int, config: Any, run: Run, make_table: Any
 ) -> None:
+    """With windows of two, the hooks are called within a window as well as between windows."""
     context = run(config_of(config, make_table, plugin(hook), accum_grad=accum_grad))
     torch.testing.assert_close(weights(context), by_hand(make_table(10), accum_grad))
 

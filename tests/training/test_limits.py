@@ -89,10 +89,10 @@ def test_limit_inside_epoch_calls_hooks_once(hooks: list[str]) -> None:
 
 PLACES = [
     ("phases", {"max_steps": 2}),
-    ("phases", {"max_time": "70 second"}),
+    pytest.param("phases", {"max_time": "70 second"}, marks=pytest.mark.slow),
     ("loop", {"optimizer_step_limit": 2}),
-    ("rounds", {"max_steps": 7}),
-    ("wrong_length", {"max_steps": 4}),
+    pytest.param("rounds", {"max_steps": 7}, marks=pytest.mark.slow),
+    pytest.param("wrong_length", {"max_steps": 4}, marks=pytest.mark.slow),
     ("experiment", {"max_steps": 9}),
 ]
 """Inside a window; between two phases; in the second phase of a loop; where passes are nested; in data of unknown length."""

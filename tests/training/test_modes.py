@@ -306,7 +306,16 @@ class Setting(Brain):
         return mse(predictions, batch[1])
 
 
-@pytest.mark.parametrize(("who", "at"), [("plugin", 4), ("plugin", 6), ("loop", 4), ("brain", 2), ("brain", 8)])
+@pytest.mark.parametrize(
+    ("who", "at"),
+    [
+        ("plugin", 4),
+        ("loop", 4),
+        ("brain", 8),
+        pytest.param("plugin", 6, marks=pytest.mark.slow),
+        pytest.param("brain", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_modes_of_a_resumed_run_equal_those_of_an_unbroken_one(
     who: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -694,8 +694,17 @@ def test_an_optimizer_that_a_brain_keeps_for_itself_stays_in_a_config() -> None:
     assert brain.optimizer is brain.kept
 
 
-@pytest.mark.parametrize("kind", [Making, MakingByHand, GAN])
-@pytest.mark.parametrize("at", [4, 9])
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        (Making, 4),
+        (MakingByHand, 4),
+        (GAN, 9),
+        pytest.param(Making, 9, marks=pytest.mark.slow),
+        pytest.param(MakingByHand, 9, marks=pytest.mark.slow),
+        pytest.param(GAN, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_optimizers_that_a_brain_makes_in_a_config_go_on_bit_for_bit(
     kind: type[Brain], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

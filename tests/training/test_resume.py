@@ -18,6 +18,7 @@ from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
 from pipeline.data.loader import make_loader
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.signals import StoppedError
+from tests.training.conftest import with_release
 
 STEPS = 16
 
@@ -155,9 +156,18 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return end(GeneralTrainer({**config(), "output_dir": str(tmp_path_factory.mktemp("unbroken"))}).run())
 
 
-@pytest.mark.parametrize(
-    "at", [pytest.param(at, marks=() if at in {1, 3, 5, 8, 12, 15} else pytest.mark.slow) for at in range(1, STEPS)]
-)
+QUICK = {1, 5, 8, 12}
+"""In a window, after a validation, at the end of an epoch, and after an update."""
+SLOW = {3, 10, 15}
+
+
+def mark(at: int) -> Any:
+    if at in QUICK:
+        return ()
+    return pytest.mark.slow if at in SLOW else pytest.mark.release
+
+
+@pytest.mark.parametrize("at", [pytest.param(at, marks=mark(at)) for at in range(1, STEPS)])
 def test_a_run_resumed_after_any_step_ends_like_one_that_was_never_interrupted(
     at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,10 +383,13 @@ def unbroken_by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[type, Any
     return {cls: reported(GeneralTrainer({**by_hand(cls), "output_dir": folder}).run()) for cls in (ByHand, Unread)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "kills"),
-    [(ByHand, [3]), (Unread, [6]), (ByHand, [8, 9, 10]), (Unread, [11]), (ByHand, [15]), (Unread, [15])],
+    with_release(
+        [(ByHand, [3]), (Unread, [6]), (ByHand, [8, 9, 10]), (Unread, [15])],
+        [(Unread, [11]), (ByHand, [15])],
+        pytest.mark.slow,
+    ),
 )
 def test_an_experiment_that_is_resumed_reports_the_same_numbers(
     cls: type[ByHand], kills: list[int], unbroken_by_hand: dict[type, Any], monkeypatch: pytest.MonkeyPatch
@@ -388,8 +401,8 @@ def test_an_experiment_that_is_resumed_reports_the_same_numbers(
     ("cls", "stops"),
     [
         (ByHand, ("batch", 5)),
-        (Unread, ("batch", 8)),
-        (ByHand, ("batch", 15)),
+        pytest.param(Unread, ("batch", 8), marks=pytest.mark.slow),
+        pytest.param(ByHand, ("batch", 15), marks=pytest.mark.slow),
         (Unread, ("valid", 6)),
         (ByHand, ("valid", 15)),
     ],
@@ -405,7 +418,15 @@ def test_an_experiment_that_a_signal_ends_reports_the_same_numbers(
     assert reported(GeneralTrainer(by_hand(cls), resume="auto").run()) == unbroken_by_hand[cls]
 
 
-@pytest.mark.parametrize("stops", [("batch", 5), ("batch", 15), ("valid", 6), ("valid", 15)])
+@pytest.mark.parametrize(
+    "stops",
+    [
+        ("batch", 5),
+        pytest.param(("batch", 15), marks=pytest.mark.slow),
+        pytest.param(("valid", 6), marks=pytest.mark.slow),
+        ("valid", 15),
+    ],
+)
 def test_an_experiment_that_is_exit_ends_reports_the_same_numbers(
     stops: tuple[str, int], unbroken_by_hand: dict[type, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,12 @@ def test_a_training_that_is_stopped_at_any_moment_is_validated_saved_and_done(
 
 @pytest.mark.parametrize(
     ("hook", "call", "steps"),
-    [("after_batch", 2, 2), ("before_batch", 6, 6), ("after_update", 2, 4), ("after_update", 4, 10)],
+    [
+        ("before_batch", 6, 6),
+        ("after_update", 2, 4),
+        pytest.param("after_batch", 2, 2, marks=pytest.mark.slow),
+        pytest.param("after_update", 4, 10, marks=pytest.mark.slow),
+    ],
 )
 def test_a_training_that_is_stopped_ends_as_one_with_that_limit(
     hook: str, call: int, steps: int, at: Callable[..., None]
@@ -108,7 +113,14 @@ class Kills:
             raise Killed
 
 
-@pytest.mark.parametrize(("hook", "call"), [("after_batch", 5), ("after_validation", 2), ("before_epoch", 1)])
+@pytest.mark.parametrize(
+    ("hook", "call"),
+    [
+        ("after_batch", 5),
+        pytest.param("after_validation", 2, marks=pytest.mark.slow),
+        pytest.param("before_epoch", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_after_the_stop_does_not_train_on(hook: str, call: int, at: Callable[..., None]) -> None:
     at(hook, call)
     expected = end(GeneralTrainer({**config(), "output_dir": "unbroken"}).run())

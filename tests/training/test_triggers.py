@@ -411,8 +411,13 @@ def test_in_a_run_the_number_of_a_validation_is_known_to_the_hooks_after_it() ->
         assert 1 < len(best_yet) < len(losses)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [2, 5, 6, 7, 9, 11])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(at, marks=pytest.mark.slow if at in {5, 6, 11} else pytest.mark.release)
+        for at in (2, 5, 6, 7, 9, 11)
+    ],
+)
 def test_a_run_that_is_killed_and_resumed_fires_as_one_that_is_not(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = GeneralTrainer(asking_config(output_dir="straight")).run()
     config = asking_config()
@@ -459,8 +464,10 @@ class Validated:
         self.updates = [*state["updates"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed_at", range(9))
+@pytest.mark.parametrize(
+    "killed_at",
+    [pytest.param(at, marks=pytest.mark.slow if at in {1, 2, 3, 5, 8} else pytest.mark.release) for at in range(9)],
+)
 def test_an_interval_of_updates_fires_after_the_same_ones_in_a_run_that_is_killed_and_resumed(
     killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
