@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, RunnerBase, hookimpl, stages
 from pipeline.signals import StoppedError
-from tests.training.conftest import linear_config, mse, table
+from tests.training.conftest import end_workers, linear_config, mse, table
 
 Weights = Mapping[str, Tensor]
 WITHOUT = [{"progress_bar": False}, {"metric_log": False}]
@@ -48,14 +48,6 @@ class Kill:
 def _workers() -> Iterator[None]:
     yield
     end_workers()
-
-
-def end_workers() -> None:
-    """End the workers of runs that are over: torch would wait for each when the loader is collected."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for worker in multiprocessing.active_children():
-        worker.kill()
-        worker.join()
 
 
 def net() -> nn.Module:
@@ -121,8 +113,13 @@ RUNNERS = {
 }
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("at", [3, 5], ids=["end of an epoch", "inside an epoch"])
+QUICK_RUNNERS = [("default", 5), ("torch's loaders", 3)]
+
+
+@pytest.mark.parametrize(
+    ("runner", "at"),
+    [pytest.param(*case, marks=() if case in QUICK_RUNNERS else pytest.mark.slow) for case in product(RUNNERS, (3, 5))],
+)
 def test_resume_draws_no_seed_for_kept_workers_again(runner: str, at: int, tmp_path: Path) -> None:
     """Killed before batch 3, the run resumes from the end of an epoch; before batch 5, from the middle of one."""
     made = config(**RUNNERS[runner])
@@ -154,7 +151,10 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("keys", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize(
+    "keys",
+    [pytest.param(keys, id=name, marks=pytest.mark.slow if name == "torch" else ()) for name, keys in NETWORKS.items()],
+)
 def test_validation_of_training_data_keeps_the_pass(keys: dict[str, Any]) -> None:
     """To iterate over a loader with kept workers ends the pass over it that is open."""
     trained = []
@@ -227,8 +227,10 @@ class Fitted(Brain):
             raise KilledError
 
 
-@pytest.mark.parametrize("at", [3, 5], ids=["end of an epoch", "inside an epoch"])
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    ("plain", "at"),
+    [(False, 5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 3), (True, 3), (True, 5)))],
+)
 def test_fit_draws_no_seed_for_kept_workers_again(plain: bool, at: int, tmp_path: Path) -> None:
     """Its validations use numbers; the workers of the validation data draw theirs once too."""
 
@@ -290,8 +292,15 @@ class Assigning(Experiment):
         self.iterator = iter(self.train_loader)
 
 
-@pytest.mark.parametrize("at", [3, 5], ids=["end of an epoch", "inside an epoch"])
-@pytest.mark.parametrize("kind", [Experiment, Assigning])
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        (Experiment, 5),
+        pytest.param(Experiment, 3, marks=pytest.mark.slow),
+        pytest.param(Assigning, 3, marks=pytest.mark.slow),
+        pytest.param(Assigning, 5, marks=pytest.mark.slow),
+    ],
+)
 def test_an_experiment_draws_no_seed_for_kept_workers(kind: type[Experiment], at: int, tmp_path: Path) -> None:
     keys = {"class": "train", "device": "cpu", "epochs": 3, "save_interval": 1, "valid_interval": 2}
     made = {"plugins": [*WITHOUT, Kill], "runner": [{"name": "train", "runner_class_path": kind, **keys}]}
