@@ -154,8 +154,10 @@ def killed_holder(job: Job, resume: str) -> None:
     held = job.is_held_by(following)
     until(lambda: GOES_ON in following.told() or following.over())
     job.stop(following)
-    with hold.open("w"):
-        ended = until(lambda: not any(map(_lives, workers)))
+    # To read too: opening it to write alone would wait for a worker, and there may be none.
+    opened = os.open(hold, os.O_RDWR)
+    ended = until(lambda: not any(map(_lives, workers)))
+    os.close(opened)
     hold.unlink()
     job.counts["freed"] += held and lingering == 2 and ended
     job.counts["lingering"] += lingering
