@@ -20,7 +20,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -167,9 +167,9 @@ class Ranks:
         return [result for _, result in answers]
 
     def run_to_end(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What the function returns on each rank, as the last thing that its process does.
+        """What the function returns on each rank, as the last thing that its process does, as below a launcher.
 
-        Where one rank fails, the others hear of it as they do below a launcher: the connections to it break.
+        The function joins the others by itself. Where one rank fails, the connections to it break.
 
         Raises:
             EOFError: a process has ended before the function has.
@@ -252,7 +252,9 @@ def obey(descriptor: int) -> None:
     # torch makes its threads anew after a fork.
     torch.set_num_threads(1)
     modules: dict[str, Any] = {}
-    with joined(60), os.fdopen(descriptor, "wb") as answers, os.fdopen(0, "rb", closefd=False) as orders:
+    # What a launcher has started joins the others by itself.
+    together: AbstractContextManager[Any] = nullcontext() if "TORCHELASTIC_RUN_ID" in os.environ else joined(60)
+    with together, os.fdopen(descriptor, "wb") as answers, os.fdopen(0, "rb", closefd=False) as orders:
         while True:
             call = pickle.load(orders)
             if call is None:

@@ -53,7 +53,7 @@ def weights(run_dir: Path, phase: str) -> dict[str, torch.Tensor]:
 def train(example: str, output: Path, *overrides: str) -> tuple[Path, float]:
     """Train on this rank; return the run directory, and a sum of all weights that this rank has."""
     context = GeneralTrainer(EXAMPLES / example / "config.yaml", [*overrides, f"output_dir={output}"]).run()
-    modules = [phase.model for phase in context["model"].values()]
+    modules = [phase["brain"].modules for phase in context["model"].values()]
     tensors = [tensor for module in modules for tensor in module.state_dict().values()]
     return context["run_dir"], sum(float(tensor.double().abs().sum()) for tensor in tensors)
 

@@ -208,9 +208,7 @@ def run_failing_script(script: Path) -> str:
 
 def test_what_one_process_raises_ends_both_and_is_said_by_both(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    ranks = Ranks(2)
-    first, second = ranks(run_failing_script, tmp_path / "script.py")
-    ranks.stop()
+    first, second = Ranks(2).run_to_end(run_failing_script, tmp_path / "script.py")
     assert second == "ZeroDivisionError: in VALID"
     assert first == "PeerError: rank 1 failed: ZeroDivisionError: in VALID"
 
