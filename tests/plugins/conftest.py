@@ -51,6 +51,12 @@ def database(_stores: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
+def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the charts out of the pages of ``report``, since Bokeh takes half a second for those of a page."""
+    monkeypatch.setattr("pipeline_plugins.report.page.chart", lambda *_: {})
+
+
+@pytest.fixture
 def resume_test(
     process: Process, pipeline: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Result]:

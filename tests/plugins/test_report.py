@@ -24,6 +24,7 @@ from pipeline_plugins.report.run_data import RunData, read_run
 
 from pipeline import GeneralTrainer
 from pipeline.run.runs import list_runs
+from pipeline.testing import Workspace
 from tests.plugins.test_doctor import linked_packages
 
 Call = Callable[..., Result]
@@ -166,6 +167,7 @@ def test_the_page_of_several_runs_lies_where_one_is_and_says_in_what_they_differ
     assert f"longer beside {first.name}: the only difference is runner.train_runner.epochs: 2 -> 3" in words
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_folder_stands_for_the_runs_in_it_each_of_which_is_there_once(linear: Path, pipeline: Call) -> None:
     runs = [run(linear), run(linear)]
     words = text(written(pipeline("report", "runs", runs[0], "runs/workspace/latest", "-o", "page.html")))
@@ -173,6 +175,7 @@ def test_a_folder_stands_for_the_runs_in_it_each_of_which_is_there_once(linear: 
     assert [words.count(str(run_dir.name)) > 0 for run_dir in runs] == [True, True]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_two_runs_of_one_label_are_told_apart_by_their_paths(linear: Path, pipeline: Call) -> None:
     runs = [run(linear, "label=same") for _ in range(2)]
     words = text(written(pipeline("report", *runs)))
@@ -195,6 +198,7 @@ def test_where_there_is_no_run_it_says_so(pipeline: Call, folder: str) -> None:
     assert folder in result.stderr
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_place_that_cannot_be_written_is_an_error_that_names_the_option(linear: Path, pipeline: Call) -> None:
     run_dir = run(linear)
     (run_dir / "report.html").mkdir()
@@ -205,6 +209,7 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_the_option(linear
     assert pipeline("report", run_dir, "-o", "page.html").exit_code == 0
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_link_in_the_place_of_the_page_is_replaced_and_not_followed(linear: Path, pipeline: Call) -> None:
     run_dir = run(linear)
     Path("mine.txt").write_text("mine")
@@ -249,6 +254,7 @@ def test_the_config_shows_what_differs_from_the_defaults(linear: Path) -> None:
     assert runner["grad_clip"] == ("null", False)
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_the_stages_have_times_memory_keys_and_the_own_ones_are_marked(linear: Path, pipeline: Call) -> None:
     own = """
         from pipeline import stages
@@ -281,6 +287,7 @@ def test_the_stages_have_times_memory_keys_and_the_own_ones_are_marked(linear: P
     assert "startup custom {workspace}/own.py" in text(written(pipeline("report", run_dir)))
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_the_best_checkpoint_and_the_newest_are_marked(linear: Path, pipeline: Call) -> None:
     run_dir = run(
         linear, "runner.train_runner.keep_best={metric: valid_loss, mode: min}", "runner.train_runner.epochs=3"
@@ -290,6 +297,7 @@ def test_the_best_checkpoint_and_the_newest_are_marked(linear: Path, pipeline: C
     assert "best valid_loss" in words
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_failed_run_says_why_and_where(linear: Path, pipeline: Call) -> None:
     own = "from pipeline import stages\nclass Runner(stages.Runner):\n    def run(self, context):\n        1 / 0\n"
     (linear.parent / "own.py").write_text(own)
@@ -316,6 +324,7 @@ LOOK = """
 """
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(linear: Path) -> None:
     (linear.parent / "look.py").write_text(textwrap.dedent(LOOK))
     context = GeneralTrainer(linear, ['plugins=["{workspace}/look.py"]']).run()
@@ -325,6 +334,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(linear: Path) -> None:
     assert "What cannot be read" not in words
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_run_of_an_earlier_version_that_was_stopped_is_shown(tmp_path: Path, pipeline: Call) -> None:
     shutil.copytree(STOPPED_RUN, tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
@@ -364,7 +374,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "noise": lambda file: file.write_bytes(random.Random(1).randbytes(3000)),
     "list": lambda file: file.write_bytes(b"[1, {}]\n"),
     "number": lambda file: file.write_bytes(b"3\n"),
-    "deep": lambda file: file.write_bytes(b"[" * 200_000 + b"\n"),
+    "deep": lambda file: file.write_bytes(b"[" * 20_000 + b"\n"),
     "null": lambda file: file.write_bytes(re.sub(rb'(": )[^,}\n{\[]+', rb"\1null", file.read_bytes())),
     "word": lambda file: file.write_bytes(re.sub(rb'(": )[^,}\n{\[]+', rb'\1"word"', file.read_bytes())),
     "list within": lambda file: file.write_bytes(re.sub(rb'(": )[^,}\n{\[]+', rb"\1[[1], {}]", file.read_bytes())),
@@ -376,22 +386,45 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_whatever_all_files_are_there_is_a_page(damage: str, linear: Path, pipeline: Call) -> None:
-    run_dir = run(linear, "runner.train_runner.keep_best={metric: valid_loss, mode: min}")
-    for file in files_of(run_dir):
+# One of each way in which a file can be wrong: no text, no JSON, too much of it, other values, no file.
+QUICK_DAMAGES = {"empty", "half", "deep", "list within", "pipe"}
+every_damage = pytest.mark.parametrize(
+    "damage", [pytest.param(name, marks=() if name in QUICK_DAMAGES else pytest.mark.slow) for name in DAMAGES]
+)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that the tests copy before they damage it."""
+    folder = tmp_path_factory.mktemp("finished")
+    words = f"output_dir={folder / 'runs'}", "runner.train_runner.keep_best={metric: valid_loss, mode: min}"
+    run_dir: Path = Workspace(folder / "workspace").run(*words)["run_dir"]
+    return run_dir
+
+
+@pytest.fixture
+def copied_run(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "copy" / finished_run.name))
+
+
+@every_damage
+def test_whatever_all_files_are_there_is_a_page(damage: str, copied_run: Path, pipeline: Call) -> None:
+    for file in files_of(copied_run):
         DAMAGES[damage](file)
-    assert "<h1>workspace" in written(pipeline("report", run_dir, "-o", "page.html"))
+    assert "<h1>workspace" in written(pipeline("report", copied_run, "-o", "page.html"))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_whatever_one_file_is_the_others_are_shown(damage: str, linear: Path, tmp_path: Path) -> None:
-    run_dir = run(linear, "runner.train_runner.keep_best={metric: valid_loss, mode: min}")
-    for number, file in enumerate(files_of(run_dir)):
-        copy = tmp_path / str(number) / run_dir.name
-        shutil.copytree(run_dir, copy)
-        DAMAGES[damage](copy / file.relative_to(run_dir))
-        data = read(copy)
+@every_damage
+def test_whatever_one_file_is_the_others_are_shown(damage: str, copied_run: Path) -> None:
+    for file in files_of(copied_run):
+        content = file.read_bytes()
+        DAMAGES[damage](file)
+        data = read(copied_run)
+        if file.is_dir():
+            file.rmdir()
+        else:
+            file.unlink(missing_ok=True)
+        file.write_bytes(content)
         assert [runner.name for runner in data.runners] == ["train_runner"]
         assert file.name == "metrics.jsonl" or len(data.runners[0].curves) == 4
 
@@ -412,6 +445,7 @@ def test_what_is_damaged_is_told_on_the_page_with_its_name(linear: Path, pipelin
 # compare --html
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_compare_writes_the_page_of_these_runs_beside_what_it_says(linear: Path, pipeline: Call) -> None:
     runs = run(linear), run(linear, "runner.train_runner.epochs=3")
     result = pipeline("compare", *runs, "--html")

@@ -127,6 +127,7 @@ def clocked(linear: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return linear
 
 
+@pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize("order", ["[report, '{workspace}/clock.py']", "['{workspace}/clock.py', report]"])
 def test_each_part_of_a_step_has_its_time_and_the_other_plugins_have_theirs(clocked: Path, order: str) -> None:
     found = steps(GeneralTrainer(clocked, [f"plugins={order}"]).run()["run_dir"])
@@ -142,6 +143,7 @@ def test_the_check_knows_what_it_needs(linear: Path) -> None:
     assert tuple(plugin.declared("requires")) == NEEDS
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_one_step_in_each_print_interval_is_measured_each_time_another(linear: Path) -> None:
     found = steps(train(linear, "runner.train_runner.epochs=4")["run_dir"])
     iterations = [line["iteration"] for line in found]
@@ -152,12 +154,14 @@ def test_one_step_in_each_print_interval_is_measured_each_time_another(linear: P
     assert all(set(line) == {"event", "epoch", "iteration", "phase", *PARTS} for line in found)
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_without_a_print_interval_one_step_is_measured(linear: Path) -> None:
     assert [
         line["iteration"] for line in steps(train(linear, "runner.train_runner.print_interval=null")["run_dir"])
     ] == [2]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_nothing_else_of_the_run_changes(linear: Path) -> None:
     plain, measured = GeneralTrainer(linear).run(), train(linear)
     one, other = ((run["run_dir"] / "train_runner" / "metrics.jsonl").read_bytes() for run in (plain, measured))
@@ -202,6 +206,7 @@ def test_the_page_at_the_end_is_that_of_the_command(linear: Path, pipeline: Call
     )
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_of_several_runners_it_is_written_once_with_all_of_them(linear: Path, log_lines: list[str]) -> None:
     two = "runner=[{name: train_runner, class: train, device: cpu, epochs: 1}, {name: infer_runner, class: infer, device: cpu}]"
     run_dir = train(linear, two)["run_dir"]
@@ -209,6 +214,7 @@ def test_of_several_runners_it_is_written_once_with_all_of_them(linear: Path, lo
     assert "loss, evaluation" in text((run_dir / "report.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_run_that_fails_has_its_page(linear: Path) -> None:
     own = "from pipeline import stages\nclass Runner(stages.Runner):\n    def run(self, context):\n        1 / 0\n"
     (linear.parent / "own.py").write_text(own)
