@@ -14,6 +14,8 @@ import pytest
 from pipeline_plugins.doctor.command import _load, _module, _requirements
 
 REPOSITORY = Path(__file__).parents[2]
+# Packages whose import takes long, beside torch.
+SLOW_PACKAGES = ("bokeh", "hypothesis", "mlflow", "mypy", "optuna", "tensorboard", "torchmetrics", "wandb")
 SEGFAULT = "import os\nos.kill(os.getpid(), 11)\n"
 PLUGINS = """
 [pipeline.plugins]
@@ -64,6 +66,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any
         "sqlalchemy.py": "import sys\nsys.exit(3)\n",
         "pyarrow.py": "import os\nos._exit(0)\n",
         "tensorboard.py": SEGFAULT,
+        # Not broken, and imported at once.
+        "torchmetrics.py": "",
+        "mypy.py": "",
         "strangers_good.py": "class Plugin: pass\n",
         "strangers_bad.py": "1 / 0\n",
         "strangers_crashing.py": SEGFAULT,
@@ -117,7 +122,7 @@ def test_what_another_package_brings_is_listed_and_an_entry_point_after_a_crash_
 
 
 def test_an_extra_that_is_not_installed_is_no_fault(tmp_path: Path) -> None:
-    site = linked_packages(tmp_path / "site", "wandb")
+    site = linked_packages(tmp_path / "site", *SLOW_PACKAGES)
     code, text = doctor(site, words=("-S", "-m", "pipeline", "doctor", "--json"))
     report = json.loads(text)
     assert (code, report["broken"], report["offers"]) == (0, [], [])
@@ -130,7 +135,7 @@ def test_an_extra_that_is_not_installed_is_no_fault(tmp_path: Path) -> None:
 def test_the_text_fits_on_80_columns_and_says_how_to_install_an_extra(tmp_path: Path) -> None:
     torch = write(tmp_path / "torch", {"torch.py": f"raise ImportError({'a long story, ' * 20!r})"})
     (Path.cwd() / "runs").mkdir()
-    site = linked_packages(tmp_path / "site", "wandb")
+    site = linked_packages(tmp_path / "site", *SLOW_PACKAGES)
     code, text = doctor(torch, site, words=("-S", "-m", "pipeline", "doctor"))
     lines = text.splitlines()
     assert code == 1
