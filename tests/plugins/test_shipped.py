@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import Result
 
-from pipeline import ExperimentBase, GeneralTrainer, make_loader
+from pipeline import ExperimentBase, GeneralTrainer, make_loader, testing
 from pipeline.errors import ConfigError, PipelineError
 
 POINTS = [point for point in entry_points(group="pipeline.plugins") if point.value.startswith("pipeline_plugins.")]
@@ -95,13 +95,24 @@ def files(config: Path, point: EntryPoint, *names: str) -> set[str]:
     }
 
 
+@pytest.fixture(scope="module")
+def plain_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What a run without another plugin leaves."""
+    folder = tmp_path_factory.mktemp("plain")
+    config = testing.Workspace(folder / "workspace").config
+    config.write_text(inspect.cleandoc(CONFIG), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return files(config, POINTS[0])
+
+
 @pytest.mark.slow
 @every_plugin
-def test_two_of_a_kind_write_each_its_own_files(point: EntryPoint, config: Path) -> None:
+def test_two_of_a_kind_write_each_its_own_files(point: EntryPoint, config: Path, plain_files: set[str]) -> None:
     class_of(point)
-    plain, first, second, both = (files(config, point, *names) for names in ((), ("a",), ("b",), ("a", "b")))
+    first, second, both = (files(config, point, *names) for names in (("a",), ("b",), ("a", "b")))
     assert both == first | second
-    assert first & second == plain
+    assert first & second == plain_files
 
 
 @pytest.mark.slow

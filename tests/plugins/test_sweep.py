@@ -626,6 +626,9 @@ def test_a_signal_ends_the_trials_after_they_have_saved_and_says_how_to_go_on(
     status = json.loads((folder / "trial-000/status.json").read_bytes())
     assert (status["state"], status["exit_code"], status["resumable"]) == ("stopped", 75, True)
     assert not (folder / "trial-001").exists()
+    # What follows is the same after each signal: the trial has left the same files.
+    if number is not signal.SIGTERM:
+        return
     (tmp_path / "go").touch()
     done = sweep(*shlex.split(remedy.partition("pipeline sweep ")[2]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
