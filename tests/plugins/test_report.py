@@ -404,7 +404,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied_run(finished_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_run, tmp_path / "copy" / finished_run.name))
+    """A copy of that run, in a folder of the same name: the page has it as its title if nothing else says one."""
+    return Path(shutil.copytree(finished_run, tmp_path / finished_run.parent.name / finished_run.name))
 
 
 @every_damage
