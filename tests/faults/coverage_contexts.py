@@ -1,7 +1,8 @@
 """Which test runs, for coverage's contexts; a plugin of pytest: ``PYTHONPATH=tests/faults pytest -p coverage_contexts``.
 
-Processes that tests start, fork, or share belong to the test that uses them at the moment. Programs that are started
-with ``COVERAGE_PROCESS_START`` begin in the context of the test, if that file says ``context = ${PYTEST_CURRENT_TEST-}``.
+Processes that tests start, fork, or share belong to the test that uses them at the moment. Where the file that
+``COVERAGE_PROCESS_START`` names says ``context = ${PYTEST_CURRENT_TEST-}``, a process begins in the context of the test
+that starts or forks it.
 Where ``TEST_COSTS`` names a file, the seconds of each test are added to it, one JSON line for each.
 """
 
@@ -41,6 +42,3 @@ def pytest_runtest_protocol(item: Any) -> Generator[None]:
     if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps([item.nodeid, round(seconds, 3)]) + "\n")
-
-
-os.register_at_fork(after_in_child=lambda: follow(current_test()))
