@@ -412,7 +412,7 @@ def copied_run(finished_run: Path, tmp_path: Path) -> Path:
 def test_whatever_all_files_are_there_is_a_page(damage: str, copied_run: Path, pipeline: Call) -> None:
     for file in files_of(copied_run):
         DAMAGES[damage](file)
-    assert "<h1>workspace" in written(pipeline("report", copied_run, "-o", "page.html"))
+    assert f"<h1>{copied_run.parent.name}" in written(pipeline("report", copied_run, "-o", "page.html"))
 
 
 @every_damage
