@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from click import Context
@@ -20,6 +21,7 @@ from tests.distributed.ranks import Ranks
 
 REPOSITORY = Path(__file__).parents[1]
 Workspace = Callable[..., Path]
+_Case = TypeVar("_Case")
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Each process of the tests computes on one core; read when torch is imported, by programs that a test starts too.
@@ -33,12 +35,54 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return None if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases as slow, where a function says with ``quick_cases`` how many of them are quick."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "quick_cases" in marks and not marks & {"slow", "release"}:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_function in cases.values():
+        mark = of_function[0].get_closest_marker("quick_cases")
+        assert mark
+        quick = evenly(of_function, mark.args[0])
+        for item in of_function:
+            if item not in quick:
+                item.add_marker("slow")
+
+
+def evenly(cases: Sequence[_Case], number: int) -> list[_Case]:
+    """Choose so many cases: the first, the last, and others at equal distances between them."""
+    step = (len(cases) - 1) / max(number - 1, 1)
+    return [cases[round(each * step)] for each in range(number)]
+
+
+class LogSinks:
+    """The sinks of the log, which are the same for each test."""
+
+    def __init__(self) -> None:
+        self._clean = ""
+
+    def restore(self) -> None:
+        """Leave one sink, stderr, if there are others or none; to add one takes milliseconds."""
+        # The representation lists the sinks.
+        if repr(logger) != self._clean:
+            logger.remove()
+            logger.add(sys.stderr)
+            self._clean = repr(logger)
+
+
+@pytest.fixture(scope="session")
+def _log_sinks() -> LogSinks:
+    return LogSinks()
+
+
 @pytest.fixture(autouse=True)
-def _clean_process() -> Iterator[None]:
+def _clean_process(_log_sinks: LogSinks) -> Iterator[None]:
     """Give each test the same log sink, and restore the environment variables that it changes."""
     variables = dict(os.environ)
-    logger.remove()
-    logger.add(sys.stderr)
+    _log_sinks.restore()
     yield
     changed = dict(os.environ)
     # pytest sets this one itself.

@@ -189,7 +189,9 @@ def load(path: ClassPath) -> Any:
     Raises:
         ClassPathError: no such module or name, or the user's file failed; then ``user_error`` is what it raised.
     """
-    importlib.invalidate_caches()
+    if path.module not in sys.modules:
+        # The file may be newer than what Python remembers of its folder.
+        importlib.invalidate_caches()
     try:
         module = importlib.import_module(path.module)
     except (Exception, SystemExit) as error:
