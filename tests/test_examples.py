@@ -98,6 +98,7 @@ def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ra
     ran(example)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "example",
     [
@@ -161,6 +162,7 @@ def test_custom_startup_keeps_the_weights_of_the_file_and_trains_the_rest(ran: R
     assert not torch.equal(trained["head.weight"], first["head.weight"])
 
 
+@pytest.mark.slow
 def test_two_jobs_use_the_same_file_each_with_its_own_runs(ran: Ran) -> None:
     classify, regress = (ran(f"two_jobs/{job}").contexts["train_runner"] for job in ("classify", "regress"))
     encoders = [
@@ -429,6 +431,7 @@ def agreement(context: Context) -> float:
     return (teacher == student).float().mean().item()
 
 
+@pytest.mark.slow
 def test_distillation_has_a_small_student_say_what_its_large_teacher_says(ran: Ran) -> None:
     context = ran("distillation").contexts["train_runner"]
     sizes = [

@@ -85,6 +85,7 @@ def test_storage_that_refuses_is_told_in_one_line_and_nothing_is_lost(names: tup
     assert counts["do not hold"] == 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("fault", "code", "told"),
     [

@@ -282,6 +282,7 @@ class Experiment(ExperimentBase):
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [

@@ -197,6 +197,7 @@ def test_several_values_are_tried_and_ranked(folder: Path) -> None:
     assert values == sorted(values)
 
 
+@pytest.mark.slow
 def test_runs_are_found_again_and_compared(folder: Path) -> None:
     trained()
     run, runs, compare, report = blocks("Find a run", "sh")[0].splitlines()

@@ -461,6 +461,7 @@ LINES = [line for folder in FOLDERS for text in blocks(folder, "sh") for line in
 INLINE = [line for folder in FOLDERS for line in re.findall(r"`(pipeline [a-z-]+ [^`]+)`", prose(folder))]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("line", dict.fromkeys([line for line in LINES if line.startswith("pipeline ")] + INLINE))
 def test_a_command_line_is_understood(line: str) -> None:
     _, name, *arguments = shlex.split(line)
@@ -489,6 +490,7 @@ def without_measurements(line: str) -> str:
     return re.sub(r"\d+\.\d+", "0.0", re.sub(r"\S*runs/\S*", "runs/…", line))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("words", ["iterations to come", "--startup"])
 def test_the_smallest_job_logs_what_the_readme_shows(words: str) -> None:
     Path("startup.py").write_text(block("", "python", "# startup.py"), encoding="utf-8")
@@ -693,6 +695,7 @@ def test_the_command_of_the_page_on_plugins_is_one() -> None:
     assert CliRunner().invoke(names["command"], ["a"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_run_directory_has_what_the_page_on_checkpoints_says(linear: Path) -> None:
     tree = block("pipeline/checkpoint", "text", "runs/<config name>/latest")
     named = re.findall(r"^ +([a-z.]+)/? ", tree, flags=re.MULTILINE)

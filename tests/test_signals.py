@@ -70,6 +70,7 @@ def steps() -> list[str]:
     return sorted(path.name[-2:] for path in Path("runs/workspace/latest/train_runner/checkpoints").glob("step-*"))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "code", "state"),
     [("SIGTERM", 75, "stopped"), ("SIGUSR1", 75, "stopped"), ("SIGHUP", 75, "stopped"), ("SIGINT", 130, "interrupted")],
@@ -110,6 +111,7 @@ def test_a_second_signal_says_how_to_go_on(run: Run) -> None:
     assert done.stderr.endswith(f"ended at once; to go on from its newest checkpoint:\n  pipeline resume {path}\n")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("notice", "pause", "said"), [(20, 0, 0), (0.1, 1, 1)])
 def test_a_step_that_takes_long_is_announced(run: Run, notice: float, pause: float, said: int) -> None:
     done = run(signals=["SIGTERM"], at=7, pause=pause, notice=notice)
@@ -178,6 +180,7 @@ def test_what_a_process_receives_that_was_just_forked_is_no_signal_to_the_run() 
     assert (done.stdout, done.returncode) == ("143\n", 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
 def test_a_signal_that_comes_twice_at_once_is_one_as_a_closed_terminal_and_timeout_send_it(run: Run, name: str) -> None:
     assert run(signals=[name, name], at=7).returncode == 75
@@ -395,6 +398,7 @@ class Plugin:
 Process = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
 def test_a_signal_before_the_first_stage_ends_the_run_with_its_code(
     process: Process, linear: Path, name: str, code: int
@@ -444,6 +448,7 @@ def test_a_signal_to_the_group_while_workers_are_started_is_the_runs_to_heed(
     assert json.loads(Path("runs/workspace/latest/status.json").read_bytes())["exit_code"] == code
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_right_before_it_said_that_it_is_done_says_so_when_resumed(
     process: Process, linear: Path
 ) -> None:

@@ -134,6 +134,7 @@ def replaced(config: Path, code: str, stages: tuple[str, ...]) -> Context:
     ).run()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("subset", SUBSETS, ids="+".join)
 def test_any_subset_of_stages_replaced_by_subclasses_trains_to_the_same_weights(
     linear: Path, subset: tuple[str, ...]
@@ -350,6 +351,7 @@ class Terminal(TerminalBase):
 """
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("subset", [*((stage,) for stage in STAGES), STAGES], ids="+".join)
 def test_the_classes_that_paddlerec_shows_train_to_the_same_weights(linear: Path, subset: tuple[str, ...]) -> None:
     context = replaced(linear, PADDLEREC, subset)

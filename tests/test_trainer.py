@@ -177,6 +177,7 @@ def two_runners(entered: list[str], **acts: Act) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("stage", ORDER)
 def test_is_exit_leaves_the_later_runners_out_and_a_resumed_run_does_all_that_was_not_through(stage: str) -> None:
     entered: list[str] = []

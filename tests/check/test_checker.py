@@ -79,6 +79,7 @@ PATHS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("path", "message"), PATHS)
 def test_a_wrong_class_path_is_a_fault_that_says_what_to_do(linear: Path, path: str, message: str) -> None:
     expected = message.replace("{ws}", str(linear.parent)).replace("{up}", str(linear.parents[1]))
@@ -242,6 +243,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("overrides", "expected"), PHASES)
 def test_a_phase_has_to_hold_together(linear: Path, overrides: list[str], expected: list[str]) -> None:
     (linear.parent / "model.py").write_text(textwrap.dedent(MODEL))
@@ -407,6 +409,7 @@ LEGAL_MODELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("text", LEGAL_MODELS)
 def test_a_model_that_runs_has_no_faults(linear: Path, text: str) -> None:
     (linear.parent / "model.py").write_text(text)

@@ -100,6 +100,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("overrides", "expected"), FAULTS)
 def test_the_keys_of_a_dataset_have_to_hold_together(linear: Path, overrides: list[str], expected: list[str]) -> None:
     (linear.parent / "own.py").write_text(textwrap.dedent(SOURCE), encoding="utf-8")

@@ -51,6 +51,7 @@ def write_chain(file: Path, base: str, length: int, mixins: str) -> str:
     return f"'{{workspace}}/{file.name}:Class{length - 1}'"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("address", "mixins"),
     [

@@ -184,6 +184,7 @@ def test_a_wrong_schedule_of_torchs_is_told_before_anything_runs(linear: Path, g
     assert f"{fault.address}: {fault.message}".startswith(f"{ADDRESS}.main.args.{message}")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("overrides", [
     one_cycle("total_steps: 12"), one_cycle("total_steps: 2", "per: epoch, "), [*one_cycle(""), *STEPS],
     *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (

@@ -36,6 +36,7 @@ def unnamed(made: list[Mistake], folder: Path) -> list[str]:
     return silent
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mistake_of_each_kind_is_named_in_three_swaps(kind: str, tmp_path: Path) -> None:
     first = {mistake.swap: mistake for mistake in reversed(mistakes(kind)) if str(mistake) not in UNNAMED}

@@ -27,6 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 SOME = [pytest.param(name, marks=() if number % 6 == 0 else pytest.mark.slow) for number, name in enumerate(SWAPS)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", SOME)
 def test_a_swap_has_no_fault_and_runs(name: str, tmp_path: Path) -> None:
     config = write(name, tmp_path / "workspace")

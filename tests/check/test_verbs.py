@@ -55,6 +55,7 @@ SIGNATURES = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("stage", "written", "arguments", "right"), SIGNATURES)
 def test_a_verb_with_other_parameters_is_a_fault(
     linear: Path, stage: str, written: str, arguments: str, right: str

@@ -214,6 +214,7 @@ def has_to_be_there(keys: Place, kind: str) -> bool:
     return not matches(place_of(keys[:-1]), BY_NAME)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_that_is_missing_is_named(checkpoints: dict[str, LoadedCheckpoint], kind: str) -> None:
     checkpoint = checkpoints[kind]

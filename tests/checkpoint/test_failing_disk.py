@@ -68,6 +68,7 @@ FAULTS: dict[str, Callable[[int], Disk]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("step", [pytest.param(4, marks=pytest.mark.slow), 3], ids=["new", "replaced"])
 @pytest.mark.parametrize("fault", FAULTS)

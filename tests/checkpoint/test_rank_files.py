@@ -380,6 +380,7 @@ def test_a_rank_does_not_wait_forever_for_an_answer(two_ranks: Ranks) -> None:
     ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_at_any_point_of_a_save_is_that_of_all_ranks(two_ranks: Ranks, folder: Path, rank: int) -> None:
     two_ranks(save, folder)
@@ -400,6 +401,7 @@ def test_an_error_at_any_point_of_a_save_is_that_of_all_ranks(two_ranks: Ranks, 
     assert failed == at - 1 >= (2 if rank else 10)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_save_that_a_rank_dies_in_leaves_the_newest_whole(two_ranks: Ranks, folder: Path, rank: int) -> None:
     two_ranks(save, folder)

@@ -124,6 +124,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
     assert "torch" not in found
 
 
+@pytest.mark.slow
 def test_commands_that_read_source_alone_import_neither_torch_nor_user_code() -> None:
     commands = [["check", str(folder / "config.yaml")] for folder in runnable_examples("**/config.yaml")]
     commands += [["new", "mine"], ["new", ".", "--plugin"], ["runs", "."]]

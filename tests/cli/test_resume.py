@@ -217,6 +217,7 @@ def test_a_run_directory_that_is_removed_while_it_runs_is_exit_code_74(pipeline:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("line", "told"),
     [

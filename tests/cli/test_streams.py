@@ -32,6 +32,7 @@ def test_a_run_needs_no_standard_streams(linear: Path, closed: str) -> None:
     assert "to look at the run" in Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()[-1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("words", ["show {}", "--help", "stages"])
 def test_a_full_disk_under_stdout_is_one_line_and_the_code_of_storage(linear: Path, words: str) -> None:
     done = shell(f"{words.format(linear)} > /dev/full")
@@ -53,6 +54,7 @@ def abandoned_pipe() -> Iterator[TextIO]:
         yield pipe
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("words", "code"), [
     ("check {} runner.train_runner.epoch=3", 2),
     ("check {} runner.train_runner.epoch=3 --json", 2),
@@ -102,6 +104,7 @@ def test_run_with_live_bar_without_reader_trains(
     assert context["train_state"]["iteration"] == 12
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
 def test_what_a_stream_cannot_encode_comes_as_its_number(linear: Path, encoding: str) -> None:
     done = shell(f"graph {linear}", PYTHONIOENCODING=encoding)

@@ -114,6 +114,7 @@ def test_change_that_persistent_workers_miss_is_logged_once(log_lines: list[str]
     assert "dataset.level (1 -> 2), dataset.transforms.0.level" in line
 
 
+@pytest.mark.slow
 def test_shared_value_reaches_persistent_workers(log_lines: list[str]) -> None:
     assert run("shared", persistent=True) == [[1, 1, 1], [1, 1, 2], [1, 1, 3]]
     assert warnings_in(log_lines) == []

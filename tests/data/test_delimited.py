@@ -246,6 +246,7 @@ BAD = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("with_header", [False, True])
 @pytest.mark.parametrize("line", BAD)
 def test_a_bad_line_is_an_error_with_its_place_and_slot(

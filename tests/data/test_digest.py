@@ -45,6 +45,7 @@ class Drawing(torch.utils.data.Dataset[Any]):
         return torch.rand(2) if self.way == "batch" else self.own.random()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 4, None])
 def test_equal_data_have_equal_digests_on_all_ranks(workers: int, batch_size: int | None) -> None:

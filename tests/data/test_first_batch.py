@@ -66,6 +66,7 @@ def tensors(batches: Any) -> list[Tensor]:
     return [batch[0] if isinstance(batch, list) else batch for batch in batches]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", LOADERS)
 def test_two_epochs_are_as_if_nobody_had_asked(name: str) -> None:
     found = []

@@ -242,6 +242,7 @@ class Blocks(Plain):
 STREAM: dict[str, Any] = {"collate_fn": list, "batch_size": 2}
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("workers", "size", "cls"), with_workers([*product((1, 2, 3, 4), (Plain, Blocks))], (3, Plain), (2, Blocks))
 )
@@ -275,6 +276,7 @@ def test_the_length_of_a_stream_is_that_of_the_longest_rank(workers: int, size: 
     assert {len(loader) for loader in loaders} == {max(len(list(loader)) for loader in loaders)}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("workers", "cls", "done"), with_workers([*product((Plain, Blocks), (1, 3, 4, 9))], (Plain, 3), (Blocks, 4))
 )

@@ -141,6 +141,7 @@ def test_of_a_shuffled_list_of_files_the_lines_stay_in_order(files: list[Path], 
 
 
 # After the first, every seventh is at another place of its file.
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("workers", "shuffle", "step"),
     [

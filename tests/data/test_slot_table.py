@@ -82,6 +82,7 @@ def all_equal(one: SlotFiles, other: SlotFiles, seed: int = 0) -> bool:
     return len(one) == len(other) and all(equal(one.__getitems__(each), other.__getitems__(each)) for each in orders)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("end", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("cache", [True, False])
@@ -357,6 +358,7 @@ def to_parquet(path: Path, lines: list[str], **kinds: pa.DataType) -> str:
     return str(path)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize(
     "kinds",

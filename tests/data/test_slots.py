@@ -155,6 +155,7 @@ MARKS = {seed: () if seed in QUICK else pytest.mark.slow for seed in QUICK | SLO
 SEEDS = [pytest.param(seed, marks=MARKS.get(seed, pytest.mark.release)) for seed in range(150)]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_line_has_the_values_that_a_parser_of_a_few_lines_reads(tmp_path: Path, reader: str, seed: int) -> None:
     chance = random.Random(seed)
@@ -209,6 +210,7 @@ WITH_WORKERS = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("workers", "ranks", "batch_size"), [*itertools.product((0,), (1, 3), (1, 8, 100)), *WITH_WORKERS]
 )

@@ -461,6 +461,7 @@ def test_a_stream_may_be_read_again_on_purpose_whatever_its_state(
     assert "1 batches of the epoch are read again" in log_lines[0]
 
 
+@pytest.mark.quick_cases(2)
 @any_workers
 @pytest.mark.parametrize("dataset", [Plain, Resumable, Blocks])
 def test_a_stream_is_shuffled_within_a_buffer(dataset: type[Any], workers: int, log_lines: list[str]) -> None:

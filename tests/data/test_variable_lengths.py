@@ -125,6 +125,7 @@ def write_own_sampler(config: Path) -> None:
     config.write_text(text, encoding="utf-8")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "overrides",
     [("dataset.train_data.num_workers=1",), (*OWN, "dataset.train_data.num_workers=0")],

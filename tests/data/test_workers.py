@@ -148,6 +148,7 @@ next(iter(make_loader(range(10), seed=0, num_workers=2, worker_init_fn=kill_run)
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_run_that_is_killed_while_they_start() -> None:
     # They hold the pipe: without their end this would wait for ever.
     done = subprocess.run([sys.executable, "-c", KILLED_AT_A_START], stdout=subprocess.PIPE, timeout=100, check=False)

@@ -273,6 +273,7 @@ def test_in_single_precision_weights_differ_by_rounding_alone(two_ranks: Ranks, 
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("job", QUICK + [pytest.param(job, marks=pytest.mark.slow) for job in JOBS if job not in QUICK])
 def test_two_ranks_train_as_one_process(two_ranks: Ranks, config: Path, job: str, alone: Callable[[str], str]) -> None:
     together = compare(two_ranks, config, JOBS[job], alone(job))
@@ -342,6 +343,7 @@ LYING_SAMPLER = """
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_accumulate_over_unannounced_batches(two_ranks: Ranks, workspace: Workspace) -> None:
     """The batch sampler claims 4 batches, and has 7."""
     config = workspace({**FILES, "sampler.py": LYING_SAMPLER}) / "config.yaml"

@@ -155,6 +155,7 @@ def wait_for_rank_1() -> str:
     return "no error"
 
 
+@pytest.mark.slow
 def test_whoever_hangs_is_named_with_where_it_was_seen_last() -> None:
     ranks = Ranks(3)
     told, _, also = ranks(wait_for_rank_1)
@@ -262,6 +263,7 @@ def run_on_own_data(config: Path, overrides: list[str], key: str) -> str:
         return run(config, overrides)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("key", "what"),
     [("data", "the digest of dataset train_data is of another file"), ("shape", "parameter bias of line is None")],
@@ -315,6 +317,7 @@ def run_failing(config: Path, overrides: list[str], where: str, when: Path) -> s
     return "no error"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "where",
     [pytest.param(where, marks=[] if where in {"diverges", "killed"} else pytest.mark.slow) for where in FAILURES],

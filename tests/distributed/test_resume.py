@@ -72,6 +72,7 @@ def test_several_ranks_go_on_with_a_run_of_one(two_ranks: Ranks, config: Path) -
     assert_same_training(go_on(straight, two_ranks, config, "two"), straight)
 
 
+@pytest.mark.slow
 def test_fewer_ranks_go_on(two_ranks: Ranks, three_ranks: Ranks, config: Path) -> None:
     straight = three_ranks(run_job, config, config.parent / "straight")[0]
     assert_same_training(go_on(straight, two_ranks, config, "two"), straight)
@@ -157,6 +158,7 @@ def limited(config: Path, folder: Path, *limits: int) -> str:
     return resume
 
 
+@pytest.mark.slow
 def test_limit_inside_epoch_resumes_exactly_on_two_ranks(two_ranks: Ranks, config: Path) -> None:
     unbroken = two_ranks(limited, config, config.parent / "unbroken", 10)[0]
     resumed = two_ranks(limited, config, config.parent / "limited", 4, 10)[0]

@@ -145,6 +145,7 @@ ENDS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("what", "rank"), [("SIGTERM", 0), ("SIGTERM", [0, 1, 2]), ("SIGINT", 1), ("stop", 1), ("is_exit", 2)]
 )
@@ -160,6 +161,7 @@ def test_all_ranks_end_after_one_iteration_and_it_is_saved(
     assert steps(config) == [told["iteration"]]
 
 
+@pytest.mark.slow
 def test_the_reason_is_told_wherever_it_arose(two_ranks: Ranks, config: Path) -> None:
     two_ranks(run_job, config, [acting(what="stop", rank=1)])
     assert status(config)["reason"] == "rank 1 has had enough"
@@ -170,6 +172,7 @@ def test_the_reason_is_told_wherever_it_arose(two_ranks: Ranks, config: Path) ->
     assert steps(config) == []
 
 
+@pytest.mark.slow
 def test_a_validation_is_interrupted_on_all_ranks_and_made_again(two_ranks: Ranks, config: Path) -> None:
     slow = "dataset.valid.args={samples: 512, pause: 0.004}"
     signal = acting(what="SIGTERM", rank=1, at=64, when="before_validation")
@@ -198,6 +201,7 @@ def test_a_signal_while_one_rank_waits_for_data_lets_all_finish_the_step(two_ran
         assert steps(config) == [status(config)["iteration"]]
 
 
+@pytest.mark.slow
 def test_what_a_plugin_of_rank_0_says_after_a_validation_counts_at_once(two_ranks: Ranks, config: Path) -> None:
     stop = acting(what="stop", at=20, when="after_validation")
     assert two_ranks(run_job, config, [stop, "runner.train.valid_interval=20"]) == ["done"] * 2
@@ -207,6 +211,7 @@ def test_what_a_plugin_of_rank_0_says_after_a_validation_counts_at_once(two_rank
     assert status(config)["iteration"] == 64
 
 
+@pytest.mark.quick_cases(0)
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_request_of_one_rank_is_done_on_all(two_ranks: Ranks, config: Path, rank: int) -> None:
     assert two_ranks(run_job, config, [acting(what="checkpoint", rank=rank), "runner.train.epochs=1"]) == ["done"] * 2
@@ -216,6 +221,7 @@ def test_a_request_of_one_rank_is_done_on_all(two_ranks: Ranks, config: Path, ra
     assert validations(config) == 2
 
 
+@pytest.mark.slow
 def test_intervals_of_updates_are_those_of_one_process(two_ranks: Ranks, config: Path) -> None:
     overrides = ["runner.train.accum_grad=3", "runner.train.save_interval=5 update", "runner.train.keep_last=50"]
     assert two_ranks(run_job, config, overrides) == ["done"] * 2

@@ -291,6 +291,7 @@ def assert_same(found: tuple[dict[str, Tensor], dict[str, Any]], expected: tuple
     assert found[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("accum", "clip"), [(1, 0.05), (3, 5.0)])
 @pytest.mark.parametrize("kind", ["Classifier", "Stepping", "TwoOptimizers"])
 def test_weights_are_those_of_one_process(
@@ -310,6 +311,7 @@ def test_weights_are_those_of_one_process(
         assert [bool(numbers["reason"]) for _, numbers in results] == [kind != "Classifier"] * ranks.size
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in (*BY_THEMSELVES, ByTurns)])
 def test_a_fit_batch_that_steps_by_itself_has_the_gradients_of_all_ranks(
     two_ranks: Ranks, three_ranks: Ranks, kind: str
@@ -323,6 +325,7 @@ def test_a_fit_batch_that_steps_by_itself_has_the_gradients_of_all_ranks(
             assert (result[1]["samples"], result[1]["update"]) == (2 * sum(SIZES), 2 * len(SIZES))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in BY_THEMSELVES])
 def test_a_fit_batch_that_accumulates_by_itself_has_the_gradients_of_all_ranks(three_ranks: Ranks, kind: str) -> None:
     expected = by_hand(kind, list(batches([8] * 6)), accum=3)
@@ -369,6 +372,7 @@ def test_a_parameter_without_a_gradient_has_none_on_all_ranks(three_ranks: Ranks
         assert (own - results[0][0][name]).abs().max() <= 1e-6 * own.abs().max(), name
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("kind", ["Classifier", "Stepping"])
 @pytest.mark.parametrize("lengths", [[2, 5, 0], [3, 1, 1]])
@@ -385,6 +389,7 @@ def test_streams_go_on_until_all_have_ended(three_ranks: Ranks, kind: str, lengt
         assert result[1]["samples"] == 2 * sum(len(target) for _, target in whole)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("kind", "accum"),
     [("Classifier", 1), ("Classifier", 2), ("Stepping", 1), ("Stepping", 2), ("ByOptimizersStep", 1), ("ByScaler", 1)],
@@ -486,6 +491,7 @@ def fitted_sparse(kind: str) -> dict[str, Tensor]:
     return brain.modules.state_dict()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", SPARSE)
 def test_sparse_gradients_are_summed(three_ranks: Ranks, kind: str) -> None:
     # Of the last batch of each epoch, two ranks have no sample.

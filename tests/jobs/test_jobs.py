@@ -102,6 +102,7 @@ def test_a_job_imports_only_public_names_and_its_script_none(job: str) -> None:
         assert not ours or path.name != "script.py"
 
 
+@pytest.mark.slow
 def test_a_small_gpt_has_the_weights_of_the_script_at_its_end_and_at_its_best(ran: Any) -> None:
     context, script = ran("nano_gpt"), by_hand("nano_gpt")
     assert numbers(context, "validate", "loss") == script["losses"]
@@ -111,6 +112,7 @@ def test_a_small_gpt_has_the_weights_of_the_script_at_its_end_and_at_its_best(ra
     assert (context["run_dir"] / "text.txt").read_text(encoding="utf-8") == script["text"]
 
 
+@pytest.mark.slow
 def test_a_resnet_with_mixup_and_averaged_weights_has_those_of_the_script(ran: Any) -> None:
     context, script = ran("resnet"), by_hand("resnet")
     ours = zip(*(numbers(context, "epoch", name) for name in ("valid_loss", "valid_accuracy")), strict=True)

@@ -54,6 +54,7 @@ def plain() -> list[str]:
     return [line.format(here=Path.cwd()) for line in PLAIN]
 
 
+@pytest.mark.slow
 def test_wrong_in_features(new: New, log_lines: list[str]) -> None:
     failing(new("plain", model=("nn.Linear(2, width)", "nn.Linear(3, width)")), RuntimeError)
     assert report(log_lines) == [

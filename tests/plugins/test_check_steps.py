@@ -153,6 +153,7 @@ class Stream(IterableDataset):
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [

@@ -311,6 +311,7 @@ def test_a_damaged_checkpoint_is_not_exported(pipeline: Call, folder: Path) -> N
     assert not Path("w.safetensors").exists()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -83,6 +83,7 @@ def problems(report: dict[str, Any], extra: str) -> dict[str, str]:
     return {state["name"]: state["problem"] for state in report["extras"][extra]}
 
 
+@pytest.mark.slow
 def test_something_that_is_broken_is_an_exit_code_of_1(broken: tuple[int, dict[str, Any]]) -> None:
     code, report = broken
     # Those two import sqlalchemy.
@@ -121,6 +122,7 @@ def test_what_another_package_brings_is_listed_and_an_entry_point_after_a_crash_
     }
 
 
+@pytest.mark.slow
 def test_an_extra_that_is_not_installed_is_no_fault(tmp_path: Path) -> None:
     site = linked_packages(tmp_path / "site", *SLOW_PACKAGES)
     code, text = doctor(site, words=("-S", "-m", "pipeline", "doctor", "--json"))
@@ -132,6 +134,7 @@ def test_an_extra_that_is_not_installed_is_no_fault(tmp_path: Path) -> None:
     assert (torch["version"], torch["threads"]) == (version("torch"), 1)  # OMP_NUM_THREADS of the tests
 
 
+@pytest.mark.slow
 def test_the_text_fits_on_80_columns_and_says_how_to_install_an_extra(tmp_path: Path) -> None:
     torch = write(tmp_path / "torch", {"torch.py": f"raise ImportError({'a long story, ' * 20!r})"})
     (Path.cwd() / "runs").mkdir()

@@ -437,6 +437,7 @@ def test_an_odd_config_that_a_run_accepts_is_accepted(linear: Path, overrides: l
     assert faults(build(linear, *overrides)) == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_a_run_accepts_is_accepted(linear: Path, name: str) -> None:
     code, overrides = RIGHT[name]

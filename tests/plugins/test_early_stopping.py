@@ -72,6 +72,7 @@ CURVES: list[tuple[list[float], dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("script", "arguments", "epochs"), CURVES)
 def test_it_stops_after_so_many_validations_without_an_improvement(
     script: list[float], arguments: dict[str, Any], epochs: int, stopped: Callable[..., Context]

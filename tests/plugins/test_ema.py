@@ -112,6 +112,7 @@ AVERAGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("arguments", "hand"), AVERAGES)
 def test_the_averages_are_those_of_torch_by_hand_bit_for_bit(arguments: dict[str, Any], hand: dict[str, Any]) -> None:
     numbers: list[float] = []

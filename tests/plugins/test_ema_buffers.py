@@ -133,6 +133,7 @@ AVERAGED = {"line.weight", "line.bias", "norm.weight", "norm.bias"}
 STATISTICS = {"norm.running_mean", "norm.running_var"}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("ema", "expected"),
     [
@@ -170,6 +171,7 @@ def test_exclude_may_name_a_tied_tensor_by_any_name() -> None:
     assert torch.equal(found["codes"], states[-1]["codes"])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", [new_spectral_norm, Codebook])
 @pytest.mark.parametrize("at", [1, 4])
 def test_run_with_newest_buffers_is_resumed(model: Any, at: int, monkeypatch: pytest.MonkeyPatch) -> None:

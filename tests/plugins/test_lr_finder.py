@@ -158,6 +158,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_ends_with_the_same_bits_as_one_without_it(change: str) -> None:
     made = config()
@@ -216,6 +217,7 @@ class Stream(IterableDataset[Any]):
 DATA: list[dict[str, Any]] = [{"network_class_path": Drawn}, {"limit_batches": 2}, {"overfit_batches": 2}, {}]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("keys", DATA)
 def test_it_ends_with_the_same_bits_whatever_gives_the_batches(keys: dict[str, Any]) -> None:
     made = config(**keys)
@@ -224,6 +226,7 @@ def test_it_ends_with_the_same_bits_whatever_gives_the_batches(keys: dict[str, A
     assert differences(run(made, Calls, FINDER), run(made, Calls)) == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_resumed_run_does_not_search(at: int, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
     made = config(save_interval="1 iteration")

@@ -64,6 +64,7 @@ def test_of_several_phases_the_name_of_a_number_begins_with_the_phase(
     assert {"a.loss", "a.epoch_loss", "b.loss", "b.epoch_loss", "b.valid_loss"} < {*found}
 
 
+@pytest.mark.slow
 def test_an_infer_runner_has_a_run_of_its_own(tracked: Tracked, store: Any, request: pytest.FixtureRequest) -> None:
     run_dir = GeneralTrainer(tracked(tracker(request)), [f"runner={RUNNERS}"]).run()["run_dir"]
     found = history(store, only_run(store, request.node.name, "infer_runner"))

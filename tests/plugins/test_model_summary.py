@@ -172,6 +172,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_it_changes_no_bit_of_a_run(case: str) -> None:
     model, shape = CASES[case]
@@ -313,6 +314,7 @@ def test_an_interruption_within_a_module_leaves_nothing_behind() -> None:
     assert not module._forward_hooks
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kills", [[1], [3], [1, 2, 3]])
 def test_a_run_that_is_resumed_has_it_once_for_each_phase(
     kills: list[int], monkeypatch: pytest.MonkeyPatch, log_lines: list[str]

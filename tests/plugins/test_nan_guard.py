@@ -200,6 +200,7 @@ class Counting(Brain):
         return [calls for name, calls in vars(self).items() if name.startswith("calls_")]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("third", [-1.0, 0.0])
 def test_with_warn_the_run_goes_on_as_without_it_bit_for_bit(third: float, log_lines: list[str]) -> None:
     options = {"loss": None, "third": third, "runner": {"check_gradients": True, "save_interval": 1}}

@@ -68,6 +68,7 @@ def test_without_a_kind_the_plain_one_is_written(pipeline: Call) -> None:
     assert written == {path.name: path.read_bytes() for path in template.iterdir() if path.is_file()}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ADDED)
 def test_what_is_added_checks_and_runs_once_the_printed_line_is_in_the_config(pipeline: Call, name: str) -> None:
     pipeline("new", "mine")
@@ -110,6 +111,7 @@ def test_a_stage_is_one_short_class_that_says_where_to_read_on(pipeline: Call, s
     assert 8 <= len(text.splitlines()) <= 15
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["ctr", "brain"])
 def test_all_five_stages_together_train_as_the_defaults_do(pipeline: Call, kind: str) -> None:
     pipeline("new", kind, "--kind", kind)

@@ -152,6 +152,7 @@ def test_a_run_whose_window_does_not_come_ends_and_goes_on_when_it_is_there(home
     assert found[1] == pytest.approx(weights.tolist(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_wait_with_everything_saved(home: Path, zygote: Zygote, process: Process) -> None:
     write(home, WINDOWS[0])
     command, log = ["run", str(home / "config.yaml")], Path("printed")
@@ -187,6 +188,7 @@ def test_a_run_goes_on_after_any_step_of_a_window(home: Path, resume_test: Calla
     assert result.output.splitlines()[-1] == "equal, bit for bit"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -255,6 +255,7 @@ def step(optimizer: Any, tables: list[nn.Parameter]) -> None:
                 optimizer.state[table][key][rows] = before[key][rows] if before else 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "sparse_tables"), [*((name, False) for name in MODELS), ("dnn", True)])
 def test_a_ported_config_trains_as_a_plain_loop_does(workspace: Workspace, name: str, *, sparse_tables: bool) -> None:
     settings, nets = MODELS[name], textwrap.dedent(CLICK) + textwrap.dedent(NETS[name])

@@ -467,6 +467,7 @@ class Kill:
 LAYERWISE = item(LayerwiseRates, decay=0.5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [5, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 7, 11))])
 @pytest.mark.parametrize(
     "plugin",

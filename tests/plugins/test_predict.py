@@ -198,6 +198,7 @@ def test_an_infer_runner_predicts_as_it_does_and_the_suffix_says_the_format(
     assert torch.equal(tensors["prediction.x"], FIVE)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("which", "step"), [([], 6), (["--which", "best"], 6), (["--which", "last"], 12), (["--which", "12"], 12)]
 )

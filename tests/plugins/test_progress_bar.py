@@ -222,6 +222,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, config: Path, *overrides: str) -> str
         return re.sub(r"\x1b\[[\d;]*m", "", sys.stderr.getvalue())
 
 
+@pytest.mark.slow
 def test_it_moves_by_the_clock_while_nothing_is_reported_and_at_most_ten_times_a_second(
     linear: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +236,7 @@ def test_it_moves_by_the_clock_while_nothing_is_reported_and_at_most_ten_times_a
     assert len(places) <= 10 * (time.monotonic() - began) + 5
 
 
+@pytest.mark.slow
 def test_a_validation_is_shown_while_it_runs(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = shown(monkeypatch, with_plugin(linear, SLOW.replace("after_batch", "after_pipeline")), SCORE)
     counts = re.findall(r"epoch 0 validation ━[^\r]* (\d)/6 [^\r]* line", output)
@@ -243,6 +245,7 @@ def test_a_validation_is_shown_while_it_runs(linear: Path, monkeypatch: pytest.M
     assert re.search(r"epoch 1 ━.*6/6.*line loss \d", output.rpartition("epoch 1 validation")[2])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("valid", ["train_data", "null"])
 def test_the_evaluation_of_an_infer_runner_is_shown(linear: Path, monkeypatch: pytest.MonkeyPatch, valid: str) -> None:
     runners = "runner=[{name: t, class: train, device: cpu, epochs: 1}, {name: i, class: infer, device: cpu}]"
@@ -283,6 +286,7 @@ def test_a_process_that_is_forked_while_the_bar_is_drawn_can_print(monkeypatch: 
     assert over == (child, 0)
 
 
+@pytest.mark.slow
 def test_what_a_worker_prints_is_whole(zygote: Zygote, linear: Path) -> None:
     data = (linear.parent / "data.py").read_text(encoding="utf-8")
     printing = data.replace("return self.x[index]", 'print("read", index)\n        return self.x[index]')
@@ -343,6 +347,7 @@ class Kill:
             raise KilledError
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("phases", [("line",), ("line", "other")])
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_run_that_goes_on_counts_the_batches_of_the_whole_epoch(

@@ -137,6 +137,7 @@ def test_a_short_curve_is_shown_as_it_is() -> None:
     assert thin(range(MOST), [0.0] * MOST) == [*range(MOST)]
 
 
+@pytest.mark.slow
 def test_of_a_hundred_thousand_lines_no_spike_is_lost(linear: Path, pipeline: Call) -> None:
     run_dir = run(linear, "runner.train_runner.epochs=1")
     write_lines(run_dir, [line(at, loss=7654.25 if at == 61_803 else 1.0) for at in range(100_000)])
@@ -158,6 +159,7 @@ def test_the_page_of_one_run_lies_in_it_and_its_path_is_printed(linear: Path, pi
         assert expected in words
 
 
+@pytest.mark.slow
 def test_the_page_of_several_runs_lies_where_one_is_and_says_in_what_they_differ(linear: Path, pipeline: Call) -> None:
     first, other = run(linear), run(linear, "runner.train_runner.epochs=3", "label=longer")
     result = pipeline("report", first, other)
@@ -182,6 +184,7 @@ def test_two_runs_of_one_label_are_told_apart_by_their_paths(linear: Path, pipel
     assert all(f"same ({run_dir})" in words for run_dir in runs)
 
 
+@pytest.mark.slow
 def test_the_page_is_the_same_each_time(linear: Path, pipeline: Call) -> None:
     run_dir = run(linear)
     one, other = (
@@ -228,6 +231,7 @@ def test_without_what_draws_it_the_extra_is_named(linear: Path, tmp_path: Path) 
     assert "needs the package 'bokeh', which is not installed; pip install 'five-stage-pipeline[report]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_is_imported_nor_is_torch(linear: Path) -> None:
     run_dir = run(linear)
     for file in (run_dir / "workspace").rglob("*.py"):
@@ -408,6 +412,7 @@ def copied_run(finished_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_run, tmp_path / finished_run.parent.name / finished_run.name))
 
 
+@pytest.mark.quick_cases(1)
 @every_damage
 def test_whatever_all_files_are_there_is_a_page(damage: str, copied_run: Path, pipeline: Call) -> None:
     for file in files_of(copied_run):
@@ -415,6 +420,7 @@ def test_whatever_all_files_are_there_is_a_page(damage: str, copied_run: Path, p
     assert f"<h1>{copied_run.parent.name}" in written(pipeline("report", copied_run, "-o", "page.html"))
 
 
+@pytest.mark.quick_cases(1)
 @every_damage
 def test_whatever_one_file_is_the_others_are_shown(damage: str, copied_run: Path) -> None:
     for file in files_of(copied_run):
@@ -430,6 +436,7 @@ def test_whatever_one_file_is_the_others_are_shown(damage: str, copied_run: Path
         assert file.name == "metrics.jsonl" or len(data.runners[0].curves) == 4
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_told_on_the_page_with_its_name(linear: Path, pipeline: Call) -> None:
     run_dir = run(linear)
     (run_dir / "config.yaml").write_text("[1")

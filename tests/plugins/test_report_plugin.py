@@ -168,6 +168,7 @@ def test_nothing_else_of_the_run_changes(linear: Path) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_run_that_was_killed_and_resumed_are_there_once(linear: Path, process: Process) -> None:
     kill = """
         import os
@@ -192,6 +193,7 @@ def test_the_steps_of_a_run_that_was_killed_and_resumed_are_there_once(linear: P
     assert (run_dir / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_page_at_the_end_is_that_of_the_command(linear: Path, pipeline: Call, log_lines: list[str]) -> None:
     run_dir = train(linear)["run_dir"]
     page = (run_dir / "report.html").read_text(encoding="utf-8")
@@ -225,6 +227,7 @@ def test_a_run_that_fails_has_its_page(linear: Path) -> None:
     assert "division by zero" in words
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("number", "code", "state"), [(signal.SIGTERM, 75, "stopped"), (signal.SIGINT, 130, "interrupted")]
 )

@@ -65,6 +65,7 @@ def run_dir() -> Path:
     return Path("runs/workspace/latest").resolve()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_signal_is_no_error_and_says_what_was_saved_and_the_command_that_goes_on(
     process: Run, pipeline: Callable[..., Result], linear: Path, name: str
@@ -180,6 +181,7 @@ def test_of_a_debug_run_nothing_is_kept_and_nothing_goes_on(linear: Path, log_li
     assert not [line for line in log_lines if "pipeline resume" in line]
 
 
+@pytest.mark.slow
 def test_of_two_processes_the_first_says_it_once(process: Run, linear: Path) -> None:
     overrides = [stopping(linear, "SIGTERM"), "runner.train_runner.epochs=8"]
     done = process("run", linear, *overrides, "--nproc", 2)

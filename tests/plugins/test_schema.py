@@ -67,6 +67,7 @@ def test_a_file_that_cannot_be_written_is_a_wrong_command_line(pipeline: Call) -
     assert "nowhere/schema.json: cannot be written: No such file or directory; check the path" in done.stderr
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
 def test_no_example_is_marked(path: Path) -> None:
     assert marked(path.read_text(encoding="utf-8")) == []
@@ -76,6 +77,7 @@ def test_the_config_of_the_tests_is_not_marked(linear: Path) -> None:
     assert marked(textwrap.dedent(linear.read_text(encoding="utf-8"))) == []
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -108,6 +110,7 @@ def test_what_the_config_takes_is_not_marked(text: str) -> None:
     assert marked(text) == []
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("text", "places"),
     [

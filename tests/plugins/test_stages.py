@@ -176,6 +176,7 @@ EFFECTS: dict[str, Callable[[Context], bool]] = {
 """Stage -> what its example has done in the workspace that `pipeline new` writes."""
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_example_is_short_and_does_what_it_says(said: Said, stage: str) -> None:
     shutil.copytree(REPOSITORY / "plugins" / "new" / "templates" / "plain", "mine")

@@ -457,6 +457,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Complete
 Swept = tuple[subprocess.CompletedProcess[str], Path, Path]
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_a_table_the_best_first_and_the_best_command_line(swept: Swept) -> None:
     done, folder, _ = swept
     assert done.returncode == ExitCode.DONE, done.stderr
@@ -558,6 +559,7 @@ def test_a_search_without_its_metric_ends_and_a_grid_says_that_nothing_is_the_be
     assert "pipeline run" not in done.stdout
 
 
+@pytest.mark.quick_cases(0)
 @pytest.mark.parametrize("words", [[], pytest.param(["--search", "tpe", "--trials", "1"], marks=pytest.mark.slow)])
 def test_a_sweep_imports_no_torch(words: list[str], job: Path, tmp_path: Path) -> None:
     (tmp_path / "go").touch()

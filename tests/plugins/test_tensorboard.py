@@ -102,6 +102,7 @@ def begun_at(monkeypatch: pytest.MonkeyPatch, second: int, process: int) -> None
     monkeypatch.setattr(event_file_writer, "os", SimpleNamespace(path=os.path, getpid=lambda: process))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seconds", [(9, 9, 9), (9, 8, 5)], ids=["same second", "clock set back"])
 def test_files_of_resumed_runs_are_read_in_order(
     seconds: tuple[int, int, int], tracked: Tracked, monkeypatch: pytest.MonkeyPatch

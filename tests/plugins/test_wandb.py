@@ -48,6 +48,7 @@ def test_every_number_is_logged_once_at_its_iteration(tracked: Tracked) -> None:
     assert [step for step, _ in found["valid_loss"]] == [6, 12]
 
 
+@pytest.mark.slow
 def test_of_several_phases_the_name_of_a_number_begins_with_the_phase(tracked: Tracked) -> None:
     run_dir = GeneralTrainer(tracked("wandb"), [f"phase={PHASES}"]).run()["run_dir"]
     found = history(run_dir / "train_runner")

@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("overrides", "which", "step", "reason"), CASES)
 def test_which_of_a_run_is_the_same_everywhere(
     linear: Path,

@@ -163,6 +163,7 @@ def test_the_workspace_files_are_kept_with_what_they_import_relatively(linear: P
     assert all((run / "workspace" / name).read_bytes() == (folder / name).read_bytes() for name in kept)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("key", "code"),
     [

@@ -168,6 +168,7 @@ def load() -> None:
     pipeline.load(next(Path("runs/config").glob("*-*")), "last")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("second", [run, fit, evaluate, experiment, load])
 def test_second_in_a_thread_is_refused(second: Callable[[], None]) -> None:
     """Each of them draws random numbers that the first training needs."""

@@ -78,6 +78,7 @@ def log() -> str:
     return (run_directory() / "log.txt").read_text()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit("odd")], ids=repr
 )
@@ -293,6 +294,7 @@ OWN_STARTUP = "startup_class_path={workspace}/own.py"
 INFER = [f"runner.train_runner.{setting}" for setting in ("class=infer", "epochs=null", OWN_STARTUP)]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "verb", ["__init__", "run", "train_epoch", "train_phase", "train_batch", "validate", "is_over", "evaluate"]
 )

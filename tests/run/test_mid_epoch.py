@@ -108,6 +108,7 @@ def test_another_order_of_samples_is_taken_between_two_epochs(
     assert context["train_state"]["epoch"] == 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "override", ["dataset.train_data.num_workers=1", "runner.t.epochs=3", "runner.t.limit_batches=5"]
 )
@@ -121,6 +122,7 @@ def test_what_changes_no_order_may_change_at_any_time(
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("accum_grad", [1, 2, 4])
 def test_another_length_of_an_open_window_is_refused(
     accum_grad: int, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -143,6 +143,7 @@ def test_a_finished_run_stays_as_it_was_run(linear: Path, log_lines: list[str]) 
     assert list(run_dir.glob("before-*")) == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("missing", ["config.yaml", "environment.json", "command.txt", "swaps.txt", "workspace"])
 def test_a_run_directory_that_lacks_something_goes_on(missing: str, linear: Path) -> None:
     run_dir = stop_at(linear, 8, SAVING)
@@ -151,6 +152,7 @@ def test_a_run_directory_that_lacks_something_goes_on(missing: str, linear: Path
     assert (run_dir / missing).exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("through", ["latest", "name"])
 def test_a_run_goes_on_from_the_checkpoint_that_is_named(through: str, linear: Path) -> None:
     whole = GeneralTrainer(linear, [*SAVING, "output_dir=whole"]).run()
@@ -200,6 +202,7 @@ def test_going_back_in_a_later_runner_leaves_those_before_it_alone(linear: Path)
     assert checkpoints(run_dir, "first") == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("named", ["auto", "latest", "latest/train_runner/checkpoints/step-000000000012"])
 def test_a_finished_run_trains_on_from_its_last_checkpoint_with_more_epochs(linear: Path, named: str) -> None:
     run_dir = GeneralTrainer(linear, SAVING).run()["run_dir"]
@@ -210,6 +213,7 @@ def test_a_finished_run_trains_on_from_its_last_checkpoint_with_more_epochs(line
     assert lines(run_dir) == lines(whole["run_dir"])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("limits", [["max_steps=100"], ["epochs=1"], ["keep_last=2"]])
 def test_a_finished_run_that_is_not_to_train_for_longer_stays_as_it_is(linear: Path, limits: list[str]) -> None:
     run_dir = GeneralTrainer(linear, SAVING).run()["run_dir"]
@@ -630,6 +634,7 @@ def test_bytes_that_are_no_text_are_told_too(directory: RunDirectory, record: Pr
     assert compare(directory, record).messages == ["workspace/own.py: is not as it was:\n  1 bytes -> 1 bytes"]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("content", [None, b"", b"[1", b"\xff\xfe", b"- a list", b"a: " + b"[" * 5000])
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
 def test_a_file_that_is_missing_or_damaged_is_told_and_written_anew(

@@ -153,6 +153,7 @@ def test_as_a_stage_it_trains_for_epochs_or_max_steps_whichever_comes_first(
     assert state["samples"] == {6: 20, 5: 18}[iterations]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("cls", "runner", "iterations", "epochs"),
     [
@@ -375,6 +376,7 @@ class Streaming(Line):
         self.train_loader = DataLoader(Stream(), batch_size=4)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("cls", [Line, Streaming])
 @pytest.mark.parametrize("at", [2, 3, 4, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 6))])
 def test_a_resumed_training_ends_with_the_weights_of_an_unbroken_one(made: Made, cls: type[Line], at: int) -> None:
@@ -497,6 +499,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return end(experiment, folder)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "ats",
     [
@@ -547,6 +550,7 @@ def forked(script: Path, output: str, at: str) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("start", "loads"),
     [
@@ -608,6 +612,7 @@ experiment.run()
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [3, 5, 7])
 def test_a_path_of_another_folder_gives_the_whole_state_too(made: Made, unbroken: list[Any], at: int) -> None:
     torch.manual_seed(0)

@@ -137,6 +137,7 @@ def test_best_loads_the_best_weights_into_the_next_runner() -> None:
     assert context["model"]["experiment"].model.weight.item() == 3.0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("stop", [2, 4, 6])
 def test_a_resumed_experiment_keeps_the_best_of_both_parts(stop: int) -> None:
     data = config(keep_best=KEEP, keep_last=2)
@@ -255,6 +256,7 @@ SHOWN_ELSEWHERE = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("key", WORKS)
 def test_a_key_of_an_experiment_works(key: str, one_thread: None) -> None:
     runner, holds = WORKS[key]

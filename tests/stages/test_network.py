@@ -112,6 +112,7 @@ def test_a_plain_module_without_a_loss_is_refused(config: dict[str, Any]) -> Non
         GeneralTrainer(config).run()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("loss", ["torch.nn.MSELoss", nn.MSELoss, "torch.nn.functional.mse_loss"])
 def test_a_loss_may_be_a_function_or_a_module_class(config: dict[str, Any], loss: Any, data: Data) -> None:
     config["phase"][0]["loss"] = loss

@@ -134,6 +134,7 @@ def lines(context: Context, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", by_name(ENDS))
 def test_it_is_validated_where_that_is_due(name: str, ran: Ran) -> None:
     validations = ENDS[name][2]
@@ -295,6 +296,7 @@ SIXTH = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "call"),
     chosen(

@@ -226,6 +226,7 @@ WITHOUT = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "loop",
     [*LOOPS[:2], *(pytest.param(loop, marks=pytest.mark.slow) for loop in LOOPS[2:])],

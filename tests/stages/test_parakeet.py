@@ -92,6 +92,7 @@ def test_an_example_has_the_numbers_figures_and_weights_that_parakeet_has(name: 
     assert experiment.epoch == FIGURES[name]["epoch"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FIGURES)
 def test_it_has_them_in_a_config_too(name: str) -> None:
     class Seeded(shape(name)):  # type: ignore[misc]  # a class that a function has made
@@ -156,6 +157,7 @@ def killed_and_unbroken(cls: Any, ats: list[int], **training: Any) -> tuple[list
     return ends[0], ends[1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FIGURES)
 def test_an_example_that_was_killed_goes_on_bit_for_bit(name: str) -> None:
     killed, unbroken = killed_and_unbroken(shapes(ExperimentBase)[name], [2, 3, 5, 6])
@@ -340,6 +342,7 @@ KILLS = [
 
 
 # Torch says so of a schedule that steps before this process has made a step.
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     ("cls", "ats"),
@@ -350,6 +353,7 @@ def test_what_it_overrides_goes_on_bit_for_bit(cls: Any, ats: list[int]) -> None
     assert killed == unbroken
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("at", [2, 3, 4])
 def test_in_a_config_it_goes_on_bit_for_bit_too(at: int) -> None:

@@ -278,6 +278,7 @@ def test_several_outputs_are_tensors_by_name(infer: Callable[..., Config]) -> No
     assert torch.equal(tensors["prediction.sign"], by_hand(context).sign().flatten())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("readable", "message"),
     [

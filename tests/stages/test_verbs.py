@@ -130,6 +130,7 @@ def super_cases() -> list[Any]:
     return cases
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("runner", "verbs"), super_cases())
 def test_a_verb_that_calls_super_changes_nothing(
     make: Callable[..., Any], runner: dict[str, Any], verbs: tuple[str, ...]
@@ -141,6 +142,7 @@ def test_a_verb_that_calls_super_changes_nothing(
     assert own.used == set(verbs)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kill_at", [2, 5])
 def test_verbs_that_call_super_are_resumed_as_the_default_is(make: Callable[..., Any], kill_at: int) -> None:
     runner = {"save_interval": 1, "valid_interval": [2, "1 epoch"]}
@@ -258,6 +260,7 @@ class OwnRun(stages.Runner):
             self.train_epoch(context, epoch)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("own", [OwnEpoch, OwnPhase, OwnBatch, OwnRun])
 def test_a_verb_without_super_that_trains_the_same_is_a_whole_run_and_resumed(
     make: Callable[..., Any], own: type[stages.Runner]
@@ -283,6 +286,7 @@ def test_a_train_phase_without_a_pass_is_validated_and_saved_and_has_no_batches(
     assert found["saved"] == ["step-000000000001", "step-000000000002"]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("returned", "reported"),
     [

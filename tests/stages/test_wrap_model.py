@@ -131,6 +131,7 @@ def test_of_a_brain_it_is_its_modules(trained: Callable[..., Context]) -> None:
     assert "net.inner.weight" in saved
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("phase", "returned", "needed"),
     [({}, "a word", "an nn.Module"), ({"model": Predicts, "loss": None}, nn.Linear(1, 1), "an nn.ModuleDict")],

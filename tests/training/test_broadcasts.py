@@ -68,6 +68,7 @@ def reports(log_lines: list[str]) -> list[str]:
     return [line for line in log_lines if line.startswith("WARNING")]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "loss",
     [

@@ -52,6 +52,7 @@ def equal(one: Weights, other: Weights) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_deterministic_run_ends_alike_with_any_number_of_workers(workers: int) -> None:
     shuffled = {"shuffle": True, "num_workers": workers}

@@ -117,6 +117,7 @@ def test_limits_and_intervals_count_epochs_with_own_batches(
     assert (counts(context), steps(context)) == (ended, saved)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("runner", [OwnBatches, Validating, Saving])
 @pytest.mark.parametrize("killed_in", [1, 3])
 def test_own_batches_of_killed_run_resume_bit_exactly(

@@ -175,6 +175,7 @@ ORDERS: dict[str, tuple[Config, list[int]]] = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ORDERS)
 def test_predictions_have_the_order_of_the_dataset(name: str) -> None:
     """Each line has the index of its sample, and no sample of the selection is missing."""
@@ -228,6 +229,7 @@ def test_tensors_have_the_indices_of_their_samples() -> None:
     assert torch.equal(tensors["prediction"], X[tensors["index"]])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["shuffle", "weights", "stream", "buffer", "subset", "part"])
 def test_a_validation_has_the_order_of_the_dataset(name: str) -> None:
     """The same data are still shuffled and weighted in training."""

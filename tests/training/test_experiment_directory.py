@@ -208,6 +208,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("ending", "ended_by"),
     [

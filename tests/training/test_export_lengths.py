@@ -105,6 +105,7 @@ def trained(config: Config, run: Run) -> Callable[..., tuple[nn.Module, Any]]:
 NAMED = {"length": {"tokens": 1, "mask": 1}}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("model", "make", "lengths", "keys", "logged"),
     [

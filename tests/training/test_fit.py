@@ -370,6 +370,7 @@ def test_fit_begins_with_the_weights_of_the_newest_checkpoint(make_table: Table,
     assert same(second, first.modules.net)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("options", [{}, {"ckpt_interval_steps": 1}])
 @pytest.mark.parametrize(("key", "step"), [({"min_key": "valid_size"}, 1), ({"max_key": "valid_size"}, 2), ({}, 3)])
 def test_evaluate_takes_the_best_checkpoint_by_its_key_else_the_newest(

@@ -91,6 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("counter", [range, lambda epochs: list(range(epochs)), Counter])
 @pytest.mark.parametrize("anew", [False, True])
 def test_two_fits_are_one_in_a_process_and_in_two(tmp_path: Path, counter: Any, anew: bool) -> None:
@@ -169,6 +170,7 @@ class Counting(Dropping):
         self.batches += 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("iteration", [2, 3, 8])
 def test_a_fit_killed_within_an_epoch_goes_on_from_its_newest_checkpoint(tmp_path: Path, iteration: int) -> None:
     own = tmp_path / "own"

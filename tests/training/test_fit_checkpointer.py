@@ -120,6 +120,7 @@ def test_two_epochs_and_two_are_four_bit_for_bit(tmp_path: Path, unbroken: dict[
     assert not list(differences(unbroken, Recipe(tmp_path, 4).train().state()))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("iteration", [1, 3, 5, 8, 11])
 def test_killed_within_an_epoch_it_goes_on_bit_for_bit(
     tmp_path: Path, unbroken: dict[str, Any], iteration: int

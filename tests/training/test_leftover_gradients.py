@@ -78,6 +78,7 @@ def weights(context: Context) -> list[Tensor]:
     return list(trained)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("hook", "accum_grad"), [*((hook, 2) for hook in RARE), ("after_validation", 1)])
 def test_hook_not_per_batch_leaves_no_gradient(
     hook: str, accum_grad: int, config: Any, run: Run, make_table: Any

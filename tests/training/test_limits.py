@@ -98,6 +98,7 @@ PLACES = [
 """Inside a window; between two phases; in the second phase of a loop; where passes are nested; in data of unknown length."""
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("program", "limit"), PLACES)
 def test_limit_then_higher_limit_equals_unbroken(
     program: str, limit: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,6 +275,7 @@ def test_stop_resumed_from_older_checkpoint_is_exact() -> None:
     assert differences(weights(resumed), before) == []
 
 
+@pytest.mark.slow
 def test_last_validation_does_not_count_for_early_stopping() -> None:
     """Neither inside an epoch nor at its end, if no interval asks for it."""
     stopping = {"early_stopping": {"patience": 1, "min_delta": 1e9}}
@@ -300,6 +302,7 @@ def test_last_validation_after_limit_is_no_part_of_the_best(log_lines: list[str]
     assert context["metrics"]["line"]["valid_loss"] < context["best"]["value"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("experiment", [False, True])
 def test_early_stopping_in_last_validation_ends_no_resumed_run(experiment: bool, tmp_path: Path) -> None:
     """The unbroken run stops at its second validation that is due; the one after the limit is none of these."""

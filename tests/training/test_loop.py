@@ -44,6 +44,7 @@ def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
 # The weights.
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("optimizer", "runner", "hand"),
     [
@@ -364,6 +365,7 @@ def test_evaluation_of_nothing_is_refused() -> None:
 # Checkpoints.
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("runner", "saved"),
     [
@@ -548,6 +550,7 @@ def test_overfit_batches_trains_and_evaluates_on_the_same_first_batches_in_order
     assert context["metrics"]["line"]["valid_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("runner", "epochs", "batches"),
     [
@@ -742,6 +745,7 @@ def judged(chosen: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("count", "best"), [(1, [18]), (2, [12, 18]), (3, [6, 12, 18]), (9, [3, 6, 9, 12, 15, 18])])
 def test_so_many_of_the_best_are_kept_beside_the_newest(config: Config, count: int, best: list[int]) -> None:
     keep = {"metric": "valid_score", "mode": "min", "count": count}

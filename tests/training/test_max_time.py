@@ -66,6 +66,7 @@ def test_each_runner_has_its_own_time() -> None:
     assert [context["train_state"]["iteration"] for context in trainer.contexts.values()] == [7, 12]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("killed_at", [3, 4, 6])
 def test_a_resumed_run_has_the_time_that_its_checkpoint_leaves(killed_at: int, clock: type[Clock]) -> None:
     clock.killed_at = killed_at
@@ -78,6 +79,7 @@ def test_a_resumed_run_has_the_time_that_its_checkpoint_leaves(killed_at: int, c
     assert (context["train_state"]["iteration"], status(context)["reason"]) == (7, WHY)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("max_time", "iterations"), [("70 second", 7), ("30 second", 7), ("2 minute", 12)])
 def test_a_run_whose_time_is_over_does_nothing_more_unless_it_is_given_more(max_time: str, iterations: int) -> None:
     chosen = config()
@@ -89,6 +91,7 @@ def test_a_run_whose_time_is_over_does_nothing_more_unless_it_is_given_more(max_
     assert status(context)["reason"] == f"max_time: {max_time} of training are over"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("changed", "iterations"), [({"max_time": "2 minute"}, 12), ({"epochs": 200}, 7), ({}, 7)])
 def test_a_run_that_its_time_has_finished_goes_on_with_more_of_it(changed: dict[str, Any], iterations: int) -> None:
     finished = GeneralTrainer(config()).run()
@@ -119,6 +122,7 @@ class Experiment(ExperimentBase):
         self.visualizer.add_scalar("valid/loss", 1.0, self.iteration)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("runner_class", [Own, Experiment])
 def test_loops_of_ones_own_and_experiments_have_their_time_too(runner_class: type, clock: type[Clock]) -> None:
     chosen = config(runner_class_path=runner_class, epochs=None)

@@ -88,6 +88,7 @@ class FreezingPlugin:
             context["model"]["line"]["model"][1].eval()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("how", ["startup", "plugin"])
 def test_batchnorm_in_eval_mode_keeps_its_statistics(how: str, log_lines: list[str]) -> None:
     chosen = with_validation(config())
@@ -306,6 +307,7 @@ class Setting(Brain):
         return mse(predictions, batch[1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("who", "at"),
     [

@@ -244,6 +244,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("train", [in_run, in_fit])
 @pytest.mark.parametrize(("count", "accum", "size", "epochs", "updates"), RUNS)
 def test_a_run_that_accumulates_is_one_of_larger_batches_and_closes_each_pass(

@@ -96,6 +96,7 @@ def descend(parameters: Iterable[Tensor], rate: float) -> None:
             parameter.grad = None
 
 
+@pytest.mark.slow
 def test_optimize_any_order_trains_as_the_default_runner(config: Any, run: Run, make_table: Any) -> None:
     """Only the schedulers that accumulate know how many samples a batch has, and they may come last."""
     by_default = run(three_layers_config(config, make_table))["model"]["line"].model

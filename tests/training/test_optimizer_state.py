@@ -81,6 +81,7 @@ def run(optimizer: Any) -> None:
     GeneralTrainer(config).run()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("optimizer", "name"),
     [(Lookahead, "Lookahead.slow_weights"), (Wrapper, "Wrapper.base"), (Counting, "Counting.steps")],
@@ -92,6 +93,7 @@ def test_state_outside_state_dict_is_named_once(optimizer: Any, name: str, log_l
     assert name in line
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("optimizer", [Saving, Delegating, CountingInState, "SGD", "AdamW", "RMSprop", "Adagrad"])
 def test_optimizers_that_save_their_state_are_not_named(optimizer: Any, log_lines: list[str]) -> None:
     run(optimizer)

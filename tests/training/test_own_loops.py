@@ -445,6 +445,7 @@ def by_step(self: Any, context: Context) -> None:
 INTERVALS_OF_TWO = {"valid_interval": 2, "save_interval": 2}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("body", "runner"),
     [
@@ -626,6 +627,7 @@ def nothing(self: Any, context: Context) -> None:
     context.save()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("body", "called", "before"),
     [
@@ -998,6 +1000,7 @@ def test_one_that_counts_its_iterations_by_itself_is_not_warned(config: Config, 
     assert not any("has called neither" in line for line in log_lines)
 
 
+@pytest.mark.slow
 def test_behind_the_epochs_that_the_limits_ended_a_resumed_stage_begins_no_other(two: Config) -> None:
     def validating(self: Any, context: Context) -> None:
         for _ in context.epochs():

@@ -694,6 +694,7 @@ def test_an_optimizer_that_a_brain_keeps_for_itself_stays_in_a_config() -> None:
     assert brain.optimizer is brain.kept
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "at"),
     [

@@ -249,6 +249,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch, first: dict[str, Any], then: dict[s
     return GeneralTrainer(then, resume="auto").run()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("schedule", ["short", "noam"])
 def test_a_resumed_run_with_groups_is_an_unbroken_one(
     config: Config, run: Run, monkeypatch: pytest.MonkeyPatch, schedule: str
@@ -281,6 +282,7 @@ REGROUPED: list[tuple[list[Options], list[Options]]] = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("before", "after"), REGROUPED)
 def test_no_parameter_gets_the_moments_of_another_where_groups_were_changed(
     config: Config, monkeypatch: pytest.MonkeyPatch, before: list[Options], after: list[Options]
@@ -374,6 +376,7 @@ def fused_by_hand(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str
     return net.state_dict()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad", "torch.optim.adam:Adam"])
 @pytest.mark.parametrize("long", [False, True])
 def test_fused_auto_is_the_fused_implementation_of_torch_on_a_cpu(

@@ -27,6 +27,7 @@ class Network(stages.Network):
 """
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -61,6 +61,7 @@ def test_the_default_runner_ends_a_phase_with_its_validation_before_the_next_beg
     assert Notes.events == DEFAULT * 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [2, 4, 6, 7, 9])
 def test_a_phase_that_is_resumed_in_its_middle_does_not_begin_again(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Notes, "at", at)
@@ -89,6 +90,7 @@ class ByTurns(RunnerBase):
 OWN = ["begin a", "a", "begin b", "b", "a", "b", "validated a", "validated b", "end a", "end b", "epoch"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [0, 5, 9, 13])
 def test_in_a_loop_of_ones_own_all_phases_end_with_the_epoch(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = noted(runner_class_path=ByTurns)

@@ -75,6 +75,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("runner", "updates"), LENGTHS)
 def test_without_total_steps_a_schedule_ends_with_the_training(runner: dict[str, Any], updates: int) -> None:
     context = GeneralTrainer(config({"class": "warmup_linear"}, **runner)).run()
@@ -82,6 +83,7 @@ def test_without_total_steps_a_schedule_ends_with_the_training(runner: dict[str,
     assert context["rates"] == pytest.approx(linear(updates))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("warmup_steps", "rise"), [(0.2, 3), (0.1, 2), (0.01, 0), (0.0, 0), (1, 1), (4, 4), (0.999, 14)]
 )
@@ -128,6 +130,7 @@ class OwnEpoch(stages.Runner):
         super().train_epoch(context, epoch)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("dataset", "runner", "schedule", "message"),
     [
@@ -239,6 +242,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("cycle", ["OneCycleLR", "CyclicLR"])
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
 def test_a_cycle_with_its_momentum_trains_bit_for_bit_as_torchs_own(

@@ -291,6 +291,7 @@ def steps_by_hand(loader: Any, times: int, precision: str, clip: float) -> tuple
     return model, losses
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("way", ["brain", "scheduler", "own scheduler", "optimizer"])

@@ -60,6 +60,7 @@ MOMENTS = [
 """Hook, its n-th call, and the iteration after which the request is done."""
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("hook", "call", "iteration"), MOMENTS)
 def test_requests_of_a_hook_are_done_after_its_step(hook: str, call: int, iteration: int, at: At) -> None:
     """A checkpoint is saved, and each phase is validated."""
@@ -137,6 +138,7 @@ MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(QUICK, ())
 EVERY = [(what, *stop) for what in ("checkpoint", "validation") for stop in STOPS]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("what", "hook", "call", "stop"),
     [pytest.param(*case, marks=MARKS.get(case, pytest.mark.release)) for case in EVERY],

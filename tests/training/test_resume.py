@@ -167,6 +167,7 @@ def mark(at: int) -> Any:
     return pytest.mark.slow if at in SLOW else pytest.mark.release
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [pytest.param(at, marks=mark(at)) for at in range(1, STEPS)])
 def test_a_run_resumed_after_any_step_ends_like_one_that_was_never_interrupted(
     at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -211,6 +212,7 @@ def test_a_finished_run_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch, log_l
     assert {path: path.stat().st_mtime_ns for path in (done["run_dir"] / "t").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_more_epochs_like_one_that_had_them_from_the_beginning() -> None:
     plateau = {"class": "plateau", "args": {"optim_type": "Adam", "optim_conf": {"lr": 0.1}, "patience": 0}}
     chosen = {**config(keep_best=None, valid_interval="2 epoch", epochs=3)}
@@ -224,6 +226,7 @@ def test_a_finished_run_goes_on_with_more_epochs_like_one_that_had_them_from_the
     assert validated == [16, 24, 32, 48]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("lowered", [{"max_steps": 9}, {"epochs": 1}])
 def test_a_limit_lowered_below_the_present_step_ends_the_run_there_with_its_weights_validated(
     lowered: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -258,6 +261,7 @@ def test_what_of_the_config_has_changed_is_logged(monkeypatch: pytest.MonkeyPatc
     assert told.splitlines()[1:] == ["  runner.t.epochs: 2 -> 3"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -288,6 +292,7 @@ def test_another_model_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         GeneralTrainer(chosen, resume="auto").run()
 
 
+@pytest.mark.slow
 def test_phases_that_share_a_model_and_phases_of_their_own_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     def two() -> dict[str, Any]:
         chosen = config(keep_best=None)
@@ -397,6 +402,7 @@ def test_an_experiment_that_is_resumed_reports_the_same_numbers(
     assert reported(interrupted(monkeypatch, kills, by_hand(cls))) == unbroken_by_hand[cls]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("cls", "stops"),
     [

@@ -157,6 +157,7 @@ def test_what_an_option_needs_of_the_state_is_made_where_the_config_has_turned_i
         assert set(then.optimizer.state[model.weight]) > set(first.optimizer.state[model.weight])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "before", "now", "changed"),
     [

@@ -156,6 +156,7 @@ CASES["torch's loader"]["runner"][0]["network_class_path"] = PlainNetwork
 QUICK = [("map style", 3), ("stream", 5), ("without a seed", 3), ("collate", 5), ("torch's loader", 5)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("case", "at"),
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in product(CASES, (3, 5))],

@@ -159,6 +159,7 @@ def test_a_signal_lets_the_epoch_be_finished_then(
     assert any("going on after iteration 10," in line for line in log_lines)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", [Resuming, weighted])
 def test_a_loader_that_knows_its_place_is_resumed_there(
     make: Callable[[], Any], both: Callable[..., tuple[Context, Context]], log_lines: list[str]

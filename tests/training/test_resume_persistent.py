@@ -116,6 +116,7 @@ RUNNERS = {
 QUICK_RUNNERS = [("default", 5), ("torch's loaders", 3)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("runner", "at"),
     [pytest.param(*case, marks=() if case in QUICK_RUNNERS else pytest.mark.slow) for case in product(RUNNERS, (3, 5))],
@@ -151,6 +152,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "keys",
     [pytest.param(keys, id=name, marks=pytest.mark.slow if name == "torch" else ()) for name, keys in NETWORKS.items()],
@@ -182,6 +184,7 @@ class Interrupting:
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_resume_draws_the_seed_of_workers_that_had_not_started(tmp_path: Path) -> None:
     """A signal interrupts the validation before the first step: only its workers had started."""
     made = config(valid_interval="start")
@@ -205,6 +208,7 @@ class TwoGenerators(stages.Network):
         return DataLoader(data, batch_size=4, sampler=sampler, generator=generator, **KEPT)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_resume_keeps_the_generators_of_a_loader_apart(tmp_path: Path) -> None:
     """The generator from which the seed of the workers was drawn is not needed again."""
     made = config(network_class_path=TwoGenerators)
@@ -227,6 +231,7 @@ class Fitted(Brain):
             raise KilledError
 
 
+@pytest.mark.quick_cases(0)
 @pytest.mark.parametrize(
     ("plain", "at"),
     [(False, 5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 3), (True, 3), (True, 5)))],
@@ -292,6 +297,7 @@ class Assigning(Experiment):
         self.iterator = iter(self.train_loader)
 
 
+@pytest.mark.quick_cases(0)
 @pytest.mark.parametrize(
     ("kind", "at"),
     [

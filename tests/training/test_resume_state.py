@@ -200,6 +200,7 @@ class Covering(Alternating):
         self.first.load_state_dict(state_dict["first"])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("updater", [Alternating, Nested, Covering])
 def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
     updater: Any, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +251,7 @@ class Unfreeze:
             context["model"]["p"]["model"].requires_grad_(True)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_what_a_plugin_has_unfrozen_stays_so(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config({"freeze": ["0"], "grad_clip": clip})
@@ -421,6 +423,7 @@ def test_a_model_is_resumed_whatever_its_state_is_made_of(model: Any, monkeypatc
     assert unlike(both(monkeypatch, config(model=model))) == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", [Lazy, NoneAtFirst, Growing, Metadata, Extra])
 def test_it_is_evaluated_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kill, "at", -1)
@@ -480,6 +483,7 @@ class Words(nn.Module):
         return self.head(self.words((x[:, :2].abs() * 3).long()).mean(1))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("optimizer", [{"class": "SGD"}, {"class": "Adam", "lazy_mode": True, "amsgrad": True}])
 def test_sparse_gradients_of_an_open_window_are_kept(
     optimizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch

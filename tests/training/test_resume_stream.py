@@ -135,6 +135,7 @@ def test_a_stream_with_a_state_is_resumed_from_it_bit_for_bit(
     assert not any("read again" in line for line in log_lines)
 
 
+@pytest.mark.quick_cases(0)
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stream_that_is_to_be_read_again_is_resumed_bit_for_bit(
     workers: int, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]

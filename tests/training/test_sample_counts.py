@@ -242,6 +242,7 @@ def test_batches_of_any_layout_count_by_their_samples(name: str) -> None:
     assert found[2]["samples"] == 2 * sum(SIZES)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("name", JOBS)
 def test_empty_batches_contribute_nothing(name: str, accum: int) -> None:
@@ -291,6 +292,7 @@ class Step(UpdaterBase):
         return loss
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("runner", [Verb, Loop, FitLoop])
 def test_own_loop_with_empty_batches_equals_a_plain_loop(runner: type, accum: int) -> None:
@@ -377,6 +379,7 @@ def of_brain(kind: type[Brain], sizes: Sequence[int], **runner: Any) -> dict[str
     return config
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", [Tokens, Around, Itself, ByOurStep, Stepping])
 def test_brain_that_counts_equals_a_plain_loop(kind: type[Brain]) -> None:
     context = GeneralTrainer(of_brain(kind, WITH_EMPTY)).run()
@@ -704,6 +707,7 @@ def on_ranks(folder: Path, kind: str, accum: int) -> tuple[Any, ...]:
 OF_RANKS = [3, 5, 7, 0, 0, 4, 0, 0, 2, 6]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("kind", ["plain", "verb", "Around"])
 def test_two_ranks_with_empty_batches_equal_a_plain_loop(
@@ -716,6 +720,7 @@ def test_two_ranks_with_empty_batches_equal_a_plain_loop(
         assert found[2]["samples"] == 2 * sum(OF_RANKS)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["Itself", "ByOurStep"])
 def test_two_ranks_with_own_backward_equal_a_plain_loop(
     two_ranks: Ranks,

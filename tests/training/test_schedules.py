@@ -269,6 +269,7 @@ def test_a_plateau_without_its_metric_says_what_there_is() -> None:
         built(Plateau).take_metrics({"valid_auc": 0.7})
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, when its compiler is imported
 @pytest.mark.parametrize("modules", ["body", ["body"], ["body.0", "body.1"]])
 def test_it_is_confined_to_the_modules_that_it_names_also_when_they_are_compiled(modules: Any) -> None:

@@ -264,6 +264,7 @@ def test_a_recipe_may_give_its_attributes_any_name_that_speechbrain_does_not_use
     assert [stage for stage, _ in ended[1][0]] == ["TRAIN", "VALID"] * 3 + ["TEST"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("names", [("train_loss",), ONCE_OURS, tuple(OURS)])
 def test_so_it_may_in_a_run(config: Any, make_table: Any, names: tuple[str, ...]) -> None:
     ended = []

@@ -82,6 +82,7 @@ def test_192_noam_schedules_have_the_rates_of_speechains_after_each_of_200_steps
     compared("noam", noam, Noam, NOAM)
 
 
+@pytest.mark.slow
 def test_some_of_these_noam_schedules_have_its_rates() -> None:
     # Every 13th: each value of each argument is among them.
     chosen = NOAM[::13]

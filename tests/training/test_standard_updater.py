@@ -166,6 +166,7 @@ ENDS_AND_INSIDES = [*product(OURS, (3, 5)), *product(["shuffled"], (0, 1, 6))]
 """Each loader at the end of an epoch and inside one; one of them before the first update and in other places, too."""
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("loader", "cut"), with_release(ENDS_AND_INSIDES, product(OURS, (0, 1, 3, 5, 6))))
 def test_it_goes_on_from_its_file_bit_for_bit_after_an_epoch_and_within_one(
     tmp_path: Path, loader: str, cut: int
@@ -180,6 +181,7 @@ CUTS = [*product(KINDS, READ_LOADERS, (2,)), *product(KINDS, ["shuffled", "of ou
 """After two updates each kind is inside an epoch, after three at the end of one."""
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("kind", "loader", "cut"), with_release(CUTS, product(KINDS, READ_LOADERS, (1, 2, 3, 4))))
 def test_so_does_one_that_reads_in_its_own_way(tmp_path: Path, kind: Any, loader: str, cut: int) -> None:
     whole, parts = gone_on(kind, loader, cut, tmp_path / "updater")
@@ -404,6 +406,7 @@ class Killing(StandardUpdater):
         return super().update_core(batch)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [2, 4])
 def test_a_run_that_was_killed_within_an_epoch_goes_on_bit_for_bit(config: Config, at: int) -> None:
     conf = {"optim_type": "Adam", "optim_conf": {"lr": 0.1}, "accum_grad": 2}

@@ -179,6 +179,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Contex
     return run
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_state_that_changes_shape_is_resumed(
     model: Any, finished: Callable[[Any], Context], monkeypatch: pytest.MonkeyPatch
@@ -194,6 +195,7 @@ def test_state_that_changes_shape_is_loaded(model: Any, finished: Callable[[Any]
     assert_same(load(context["run_dir"], "last").model.state_dict(), weights_of(context))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("model", "more"), [*((model, {}) for model in MODELS), *((model, {"init_modules": ["*"]}) for model in MODELS[:3])]
 )

@@ -63,6 +63,7 @@ MOMENTS = [
 SOME = [pytest.param(*moment, marks=() if at % 3 == 0 else pytest.mark.slow) for at, moment in enumerate(MOMENTS)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("hook", "call", "iteration"), SOME)
 def test_a_training_that_is_stopped_at_any_moment_is_validated_saved_and_done(
     hook: str, call: int, iteration: int | None, at: Callable[..., None]

@@ -171,6 +171,7 @@ def mark(moment: tuple[str, int]) -> Any:
 EVERY = [(hook, at) for hook, times in CALLS.items() for at in range(1, times + 1)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("hook", "at"), [pytest.param(*moment, marks=mark(moment)) for moment in EVERY])
 def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -284,6 +285,7 @@ def stopped(hook: str, at: int, monkeypatch: pytest.MonkeyPatch) -> Context:
     return context
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("hook", "at"), [pytest.param(*moment, marks=mark_exit(moment)) for moment in MOMENTS])
 def test_a_run_that_is_exit_ends_at_any_moment_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -298,6 +300,7 @@ def test_a_run_that_is_exit_ends_at_any_moment_goes_on_exactly(
     assert end(context) == unbroken
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("hook", "at", "iteration"),
     [("before_epoch", 1, 0), ("before_epoch", 2, 7), ("before_batch", 5, 5), ("after_backward", 5, 5), ("after_batch", 5, 5),

@@ -108,6 +108,7 @@ def test_tied_names_with_different_tensors_are_refused(model: Any) -> None:
         start(different, model)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("model", TIED)
 @pytest.mark.parametrize("name", ["a.weight", "b.weight"])
 def test_one_of_the_tied_names_is_enough(model: Any, name: str) -> None:

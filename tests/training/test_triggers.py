@@ -491,6 +491,7 @@ def test_a_checkpoint_of_the_moment_between_an_update_and_what_is_due_after_it_l
     assert GeneralTrainer(config, resume="auto").run()["validated"] == [2, 4, 6]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("accum_grad", [1, 2, 5])
 def test_the_windows_of_an_update_move_nothing_that_is_counted_in_updates(
     accum_grad: int, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ class OfClass(nn.Module):
     blocks = (layer(), layer())
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
@@ -119,6 +120,7 @@ def frozen_teacher(net: Any) -> None:
     net.teacher = [nn.Sequential(layer(), nn.BatchNorm1d(3)).requires_grad_(False).eval()]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "fill",
     [

@@ -218,6 +218,7 @@ def counters(context: Context) -> tuple[int, ...]:
     return state["iteration"], state["update"], state["epoch"], state["samples"]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("updater", "args", "runner", "expected"),
     [

@@ -208,6 +208,7 @@ def steps(context: Context) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("values", "mode", "value", "iteration"),
     [

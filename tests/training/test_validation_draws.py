@@ -96,6 +96,7 @@ def loop_body(validations: int) -> type[RunnerBase]:
     return type("Body", (RunnerBase,), {"run": run})
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("keys", [{}, {"network_class_path": PlainNetwork}], ids=["ours", "torch"])
 def test_training_with_any_valid_interval_is_the_same(keys: dict[str, Any]) -> None:
     never = weights(config(valid_interval=None, **keys))

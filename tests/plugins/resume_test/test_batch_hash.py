@@ -24,6 +24,7 @@ def batch() -> Any:
     return {"x": torch.arange(6.0).view(2, 3), "rest": [("a", 1, None, 2.5, b"z"), Sample(1.0), torch.zeros(0)]}
 
 
+@pytest.mark.slow
 def test_the_same_content_has_the_same_hash_wherever_it_lies() -> None:
     assert batch_hash(batch()) == batch_hash(batch())
     assert batch_hash(torch.arange(6).view(2, 3).t()) == batch_hash(torch.arange(6).view(2, 3).t().contiguous())
