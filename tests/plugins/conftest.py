@@ -68,7 +68,7 @@ def resume_test(
         assert command[:3] == [sys.executable, "-m", "pipeline"]
         assert (stdout, check) == (2, False)
         done = process(*command[3:], **env)
-        sys.stderr.write(done.stdout + done.stderr)
+        print(done.stdout + done.stderr, end="", file=sys.stderr, flush=True)
         return done
 
     monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
