@@ -22,6 +22,18 @@ from tests.distributed.ranks import Ranks
 REPOSITORY = Path(__file__).parents[1]
 Workspace = Callable[..., Path]
 _Case = TypeVar("_Case")
+
+RUN_FILES = {
+    "config.yaml",
+    "environment.json",
+    "command.txt",
+    "log.txt",
+    "lock",
+    "status.json",
+    "context.json",
+    "swaps.txt",
+}
+"""The files in the folder of a run, whatever its stages are."""
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Each process of the tests computes on one core; read when torch is imported, by programs that a test starts too.

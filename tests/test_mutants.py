@@ -102,3 +102,11 @@ def test_mutants_that_no_test_notices_survive(tmp_path: Path) -> None:
         (6, "comparison: < -> >="): "survived",
     }
     assert done.stdout.splitlines()[-1] == "4 of 4 mutants: 2 noticed, 2 survived"
+
+    test = tmp_path / "tree" / "tests" / "test_compared.py"
+    test.write_text(test.read_text(encoding="utf-8").replace(" == (True, False)", " is not None"), encoding="utf-8")
+    again = [*command[:-2], "--new-map", "--replay", report]
+    replayed = subprocess.run(again, check=False, capture_output=True, text=True)
+
+    assert replayed.returncode == 1
+    assert replayed.stdout.count("WAS NOTICED BEFORE") == 2

@@ -12,6 +12,7 @@ import torch
 
 from pipeline import Context, GeneralTrainer
 from pipeline.stages.base import METHODS
+from tests.conftest import RUN_FILES
 
 Workspace = Callable[..., Path]
 STAGES = tuple(METHODS)
@@ -20,18 +21,6 @@ SUBSETS = [
     pytest.param(subset, marks=SIZES.get(size, ())) for size in range(6) for subset in combinations(STAGES, size)
 ]
 """None, each alone, and all are quick."""
-
-OF_THE_TRAINER = {
-    "config.yaml",
-    "environment.json",
-    "command.txt",
-    "log.txt",
-    "lock",
-    "status.json",
-    "context.json",
-    "swaps.txt",
-}
-"""The files that are in the folder of a run whatever is swapped."""
 
 SUBCLASSES = """
 from pipeline import stages
@@ -146,7 +135,7 @@ def test_any_subset_of_stages_replaced_by_subclasses_trains_to_the_same_weights(
         each: each in subset for each in STAGES
     }
     run = Path("runs/workspace/latest")
-    assert {each.name for each in run.iterdir()} == OF_THE_TRAINER | {"workspace", "train_runner"}
+    assert {each.name for each in run.iterdir()} == RUN_FILES | {"workspace", "train_runner"}
     assert json.loads((run / "status.json").read_text())["state"] == "done"
 
 

@@ -107,7 +107,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-# Seconds in which shared storage shows the lock of another host.
+# Seconds to wait for shared storage. It may show a lock later than another host has taken it.
 PATIENCE = 5.0
 
 STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")

@@ -29,6 +29,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.schema import ABOUT
 from pipeline.errors import ExitCode, LockedError, StorageError
 from pipeline.run.directory import RunDirectory, is_at, lock_held
+from tests.conftest import RUN_FILES
 
 Workspace = Callable[..., Path]
 UNLABELLED = {"label": None, "tags": [], "note": None}
@@ -57,17 +58,7 @@ def repository(linear: Path) -> Path:
 def test_a_run_leaves_these_files_and_latest_points_at_them(linear: Path) -> None:
     context = GeneralTrainer(linear).run()
     run = Path("runs/workspace/latest")
-    files = {
-        "config.yaml",
-        "environment.json",
-        "command.txt",
-        "log.txt",
-        "lock",
-        "status.json",
-        "context.json",
-        "swaps.txt",
-    }
-    assert {each.name for each in run.iterdir()} == files | {"workspace", "train_runner"}
+    assert {each.name for each in run.iterdir()} == RUN_FILES | {"workspace", "train_runner"}
     assert run.is_symlink()
     assert run.resolve() == context["run_dir"]
     assert not os.readlink(run).startswith("/")
