@@ -398,6 +398,13 @@ class SeededLoader(DataLoader[Any]):
             batches = Workers(iterator, self.where, progress, requests).batches(self._until_over(iterator))
         return self._position.track(batches) if self._position else batches
 
+    def end_workers(self) -> None:
+        """End the workers that stay between passes; the next pass starts others."""
+        for copied in (self._fetching and self._fetching[0], self._in_order, self.evaluated):
+            if copied is not None:
+                end_workers(copied)
+        self._fetching = None
+
     def _warn_of_changes(self, copies: WorkerCopies) -> None:
         """Warn of what was changed in the dataset and does not reach the workers."""
         changes = copies.changes()
@@ -657,6 +664,26 @@ def keeps_workers(loader: Any) -> bool:
     # Iterating over a pipe draws further numbers from the same generator.
     is_pipe = isinstance(getattr(loader, "dataset", None), IterDataPipe | MapDataPipe)
     return isinstance(loader, DataLoader) and loader.persistent_workers and not is_pipe
+
+
+def end_workers(loader: Any) -> None:
+    """End the workers that a loader keeps between passes; the next pass starts others.
+
+    Otherwise they would live as long as the loader. If it is then collected in a reference cycle, its queues are closed
+    before its workers hear that they are to end, and torch waits five seconds for each of them.
+    """
+    loader = _whole(loader)
+    if isinstance(loader, SeededLoader):
+        loader.end_workers()
+    if not isinstance(loader, DataLoader) or not loader.persistent_workers:
+        return
+    iterator: Any = loader._iterator
+    if iterator is not None:
+        with without_death_reports():
+            iterator._shutdown_workers()
+        loader._iterator = None
+    if loader in _EVALUATING:
+        end_workers(_EVALUATING.pop(loader))
 
 
 class WorkerSeed:

@@ -28,7 +28,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
-from pipeline.data.loader import dataset_digest
+from pipeline.data.loader import dataset_digest, end_workers
 from pipeline.distributed.agreement import share_wishes
 from pipeline.distributed.device import deterministic
 from pipeline.distributed.launch import attempt_store, find_devices
@@ -441,11 +441,18 @@ class RunnerSession:
         self.remember_protected()
         run.sessions[name] = self
         self.resources.callback(self.checkpointer._wait)
+        self.resources.callback(self._end_workers)
         if self.settings.threads:
             self.resources.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.settings.threads)
         if self.settings.deterministic:
             self.resources.enter_context(deterministic())
+
+    def _end_workers(self) -> None:
+        """End the workers of the loaders in ``context["dataset"]``, which nobody needs after the runner."""
+        loaders = self.context.peek("dataset")
+        for loader in loaders.values() if isinstance(loaders, Mapping) else ():
+            end_workers(loader)
 
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""

@@ -44,6 +44,7 @@ from pipeline.data.generators import own_generators
 from pipeline.data.loader import (
     FastForward,
     SeededLoader,
+    end_workers,
     has_exact_length,
     length,
     position_of,
@@ -409,7 +410,9 @@ class ExperimentBase(RunnerBase):
             self.checkpoint_dir.mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Close the files that setup() has opened, and leave the other processes."""
+        """Close the files that setup() has opened, end the workers of its loaders, and leave the other processes."""
+        for loader in vars(self).values():
+            end_workers(loader)
         # In a `finally`, with the error that is on its way.
         self._resources.__exit__(*sys.exc_info())
 

@@ -7,7 +7,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum, auto
 from functools import partial
 from inspect import Parameter
@@ -43,7 +43,7 @@ from pipeline.data.batch import (
     target_in,
 )
 from pipeline.data.generators import own_generators
-from pipeline.data.loader import LimitedLoader, make_loader, refuse_unshared
+from pipeline.data.loader import LimitedLoader, end_workers, make_loader, refuse_unshared
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world, joined
 from pipeline.errors import ConfigError, DataError, DivergedError, StageError
@@ -273,9 +273,10 @@ class Brain:
             exclusive(name, may_nest=True),
             joined(),
             self._checkpoints_in(self._debug_folder),
+            ExitStack() as workers,
         ):
-            train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
-            valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
+            train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs, workers)
+            valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, workers)
             self._strategy = None
             self.on_fit_start()
             class_path.load(class_path.parse(FIT))(self, train, valid, progressbar).run(epoch_counter)
@@ -305,8 +306,8 @@ class Brain:
         """
         self._refuse_faults()
         name = f"{type(self).__name__}.evaluate"
-        with exclusive(name, trains=False, may_nest=True), joined():
-            loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
+        with exclusive(name, trains=False, may_nest=True), joined(), ExitStack() as workers:
+            loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs, workers)
             self._place_modules()
             own = own_generators({"": self}, {"test": loader}) if self._in_run else {}
             random = random_state(own) if self._in_run else None
@@ -1042,11 +1043,12 @@ class Brain:
             if checkpointer:
                 checkpointer.recoverables, checkpointer._wake = recoverables or checkpointer.recoverables, wake
 
-    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
-        """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""
+    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, workers: ExitStack) -> Any:
+        """The loader itself, or a loader made of a dataset, whose workers ``workers`` ends; of a debug run, some batches."""
         loader, options = data, self._run_options
         if hasattr(data, "__getitem__") or isinstance(data, Dataset):
             loader = self.make_dataloader(data, stage, **(keywords or {}))
+            workers.callback(end_workers, loader)
         elif keywords:
             what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
             raise ConfigError(f"{what}; give fit the dataset, or leave it out")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,14 +57,6 @@ def with_release(chosen: Iterable[tuple[Any, ...]], every: Iterable[tuple[Any, .
         *(pytest.param(*case, marks=marks) for case in chosen),
         *(pytest.param(*case, marks=pytest.mark.release) for case in others),
     ]
-
-
-def end_workers() -> None:
-    """End the workers of runs that are over: torch would wait for each when the loader is collected."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for worker in multiprocessing.active_children():
-        worker.kill()
-        worker.join()
 
 
 class KilledError(BaseException):

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from pipeline import GeneralTrainer
 from pipeline.data.reader import ReaderBase
 from pipeline.stages import Network
-from tests.training.conftest import end_workers
 
 SAMPLES = 10
 ALL = list(range(SAMPLES))
@@ -115,12 +114,6 @@ class OwnOrderNetwork(Network):
 
 def flat_loss(predictions: Tensor, target: Tensor) -> Tensor:
     return nn.functional.l1_loss(predictions.flatten(), target)
-
-
-@pytest.fixture(autouse=True)
-def _workers() -> Iterator[None]:
-    yield
-    end_workers()
 
 
 def config(**dataset: Any) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, RunnerBase, hookimpl, stages
+from pipeline.data.loader import end_workers
 from pipeline.signals import StoppedError
-from tests.training.conftest import end_workers, linear_config, mse, table
+from tests.training.conftest import linear_config, mse, table
 
 Weights = Mapping[str, Tensor]
 WITHOUT = [{"progress_bar": False}, {"metric_log": False}]
@@ -45,9 +47,10 @@ class Kill:
 
 
 @pytest.fixture(autouse=True)
-def _workers() -> Iterator[None]:
+def _no_worker_outlives_its_run() -> Iterator[None]:
+    before = multiprocessing.active_children()
     yield
-    end_workers()
+    assert {*multiprocessing.active_children()} <= {*before}
 
 
 def net() -> nn.Module:
@@ -66,7 +69,6 @@ def config(**runner: Any) -> dict[str, Any]:
 
 def weights(config: dict[str, Any], phase: str = "line", **keys: Any) -> Weights:
     state: Weights = GeneralTrainer(config, **keys).run()["model"][phase]["model"].state_dict()
-    end_workers()
     return state
 
 
@@ -76,7 +78,6 @@ def interrupted(config: dict[str, Any], at: int, folder: Path, phase: str = "lin
     Kill.at, Kill.resumed_at = at, 0
     with pytest.raises(KilledError):
         GeneralTrainer(config).run()
-    end_workers()
     Kill.at = None
     state = weights(config, phase, resume="auto")
     # An order that torch draws is resumed at the end of an epoch.
@@ -193,7 +194,6 @@ def test_resume_draws_the_seed_of_workers_that_had_not_started(tmp_path: Path) -
     Interrupting.armed = True
     with pytest.raises(StoppedError):
         GeneralTrainer(made).run()
-    end_workers()
 
     assert equal(weights(made, resume="auto"), whole)
 
@@ -251,7 +251,9 @@ def test_fit_draws_no_seed_for_kept_workers_again(plain: bool, at: int, tmp_path
         try:
             brain.fit(range(3), *data, progressbar=False, **more)
         finally:
-            end_workers()
+            # Those of the caller's loaders; the Brain ends those of its own.
+            for loader in data if plain else ():
+                end_workers(loader)
         return brain.modules.state_dict()
 
     Kill.at = None
