@@ -195,7 +195,8 @@ class SharedSave:
     """
 
     def __init__(self) -> None:
-        self.world, self.key = current_world().in_thread(), f"save/{next(_numbers)}"
+        self._lender = current_world()
+        self.world, self.key = self._lender.in_thread(), f"save/{next(_numbers)}"
 
     def run(self, commit: Callable[[], bool], write: Callable[[Path], dict[str, FileEntry]]) -> bool:
         """Save; all ranks return the same, whether the checkpoint is a new one, or raise the same.
@@ -208,8 +209,11 @@ class SharedSave:
             StorageError: the storage of one of them refuses.
             PeerError: one of them has failed.
         """
-        if self.world.rank:
-            return self._take_part(write)
+        is_new = self._take_part(write) if self.world.rank else self._lead(commit)
+        self._lender.reuse(self.world)
+        return is_new
+
+    def _lead(self, commit: Callable[[], bool]) -> bool:
         try:
             is_new = commit()
         except StorageError as error:

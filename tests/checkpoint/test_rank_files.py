@@ -136,6 +136,17 @@ def test_a_save_leaves_nothing_in_the_store(two_ranks: Ranks, folder: Path) -> N
     assert two_ranks(keys_left, folder / "second") == first
 
 
+def connections(folder: Path) -> int:
+    """How many connections to the store a rank keeps for its saves after three of them."""
+    for iteration in range(3):
+        save(folder, iteration=iteration)
+    return len(current_world()._idle_stores)
+
+
+def test_one_connection_to_the_store_serves_all_saves(two_ranks: Ranks, folder: Path) -> None:
+    assert two_ranks(connections, folder) == [1, 1]
+
+
 def look_early(folder: Path) -> list[list[str]]:
     """What a rank is told of before it waits for a save, and after."""
     saver = Checkpointer(folder, asynchronous=True)
