@@ -164,17 +164,19 @@ def test_what_was_asked_before_counts_on_all_from_the_beginning(three_ranks: Ran
     assert three_ranks(ask_before, [None, "first", "second"])[0] == ("first", True)
 
 
-def count_looks(pause: float) -> tuple[int, float]:
-    steps = Steps(pause)
+def count_looks(pause: float) -> tuple[int, int, float]:
+    """How many looks there are in how many iterations, and seconds."""
+    steps, began = Steps(pause), time.monotonic()
     with steps.agreement.ruling(), later(1.0, lambda: steps.context.stop("enough")):
         last = list(steps)[-1]
-    return steps.looks, last
+    return steps.looks, last, time.monotonic() - began
 
 
 def test_looks_are_a_tenth_of_a_second_apart(three_ranks: Ranks) -> None:
-    (looks, iterations), *_ = three_ranks(count_looks, 0.005)
-    assert 1.0 / INTERVAL / 2 < looks < 1.0 / INTERVAL * 2
-    assert iterations > 50
+    (looks, iterations, seconds), *_ = three_ranks(count_looks, 0.005)
+    # The first ones are nearer to each other; a busy machine moves them further apart.
+    assert 2 < looks < 5 + 1.5 * seconds / INTERVAL
+    assert iterations > 2 * looks
 
 
 def look_often(looks: int) -> int:

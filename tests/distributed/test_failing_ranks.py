@@ -23,6 +23,9 @@ from pipeline.run.directory import RunDirectory
 from pipeline.testing import Workspace
 from tests.distributed.ranks import Ranks
 
+# Seconds within which all ranks end, on a busy machine too. Without word of a failure they would wait for ten minutes.
+SOON = 60
+
 # What ``WHAT`` names happens on rank 1, in its eighth step or where it says.
 FILES = {
     "acts.py": """
@@ -334,7 +337,7 @@ def test_failure_on_one_rank_ends_all_ranks(workspace: Workspace, tmp_path: Path
         first, second = Ranks(2).run_to_end(run_failing, workspace.config, failing(workspace, where), where, when)
         assert re.search(rf"^{code} rank 1 .*{what}", first, re.DOTALL)
         assert re.search(rf"^{code} .*(broken on purpose|not finite)", second, re.DOTALL)
-    assert time.time() - when.stat().st_mtime < 10 + 2 + {"hangs": 4 + 2 + 8, "abort": 5}.get(where, 0)
+    assert time.time() - when.stat().st_mtime < SOON
     status = status_of(workspace)
     assert (status["failed_rank"], status["exit_code"]) == (1, 1 if where == "killed" else code)
     assert re.search(f"^rank 1 .*{what}", status["reason"])
@@ -351,9 +354,7 @@ def test_a_failure_of_one_rank_ends_all_and_is_told_as_its(workspace: Workspace,
     environment = {**os.environ, "WHAT": where, "WHEN": str(when), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == code, ended.stderr
-    # Those that wait for it have so many seconds; the others on a busy machine two more than ten.
-    waits = {"hangs": 4 + 2 + 8, "abort": 5}.get(where, 0)
-    assert time.time() - when.stat().st_mtime < 10 + 2 + waits
+    assert time.time() - when.stat().st_mtime < SOON
     status = status_of(workspace)
     assert (status["failed_rank"], status["exit_code"]) == (1, 1 if where == "killed" else code)
     assert re.search(f"^rank 1 .*{what}", status["reason"])
