@@ -18,8 +18,8 @@ Workspace = Callable[..., Path]
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_1000_mutated_configs_are_answered_with_faults_alone() -> None:
-    count = os.environ.get("FUZZ_CONFIGS", "1000")
+def test_mutated_configs_are_answered_with_faults_alone() -> None:
+    count = os.environ.get("FUZZ_CONFIGS", "300")
     done = subprocess.run([sys.executable, str(PROGRAM), count], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{count} configs: ")

@@ -29,7 +29,7 @@ def sizes(few: Any, many: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("size", cases)
 
 
-@sizes(2, 5)
+@sizes(1, 5)
 @pytest.mark.parametrize("data", ["noisy", "text", "cache"])
 def test_killed_at_random_moments_runs_end_like_one_that_was_not(
     tmp_path: Path, zygote: Zygote, data: str, size: int
@@ -57,7 +57,7 @@ def test_killed_at_random_moments_a_fit_and_an_experiment_alone_end_like_ones_th
     assert (found["kills"], found["unlike"]) == (size, 0)
 
 
-@sizes(5, 8)
+@sizes(3, 8)
 def test_stopped_by_signals_at_random_moments_runs_leave_with_the_right_code_and_go_on(
     tmp_path: Path, zygote: Zygote, size: int
 ) -> None:
