@@ -18,11 +18,32 @@ from typing import Any
 from pluggy import HookimplMarker
 
 
+def _current() -> Any:
+    coverage = sys.modules.get("coverage")
+    return coverage.Coverage.current() if coverage else None
+
+
+# What measures the process that is about to fork.
+_measuring: list[Any] = []
+
+
+def _leave_file_of_parent() -> None:
+    """In a forked process: when it exits, coverage would rename the data file in which its parent goes on."""
+    for coverage in filter(None, _measuring):
+        coverage._data._our_suffix = False
+
+
+os.register_at_fork(
+    before=lambda: _measuring.__setitem__(slice(None), [_current()]), after_in_child=_leave_file_of_parent
+)
+
+
 def follow(test: str) -> None:
     """Count what this process runs from here on for a test, if coverage is measured."""
-    coverage = sys.modules.get("coverage")
-    current = coverage.Coverage.current() if coverage else None
-    if current:
+    if current := _current():
+        if sys.gettrace() is None:
+            # Python ends a trace in which an exception is raised, such as that of a signal handler.
+            current._collector.resume()
         current.switch_context(test)
 
 
