@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,21 @@ def shell(words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_needs_no_standard_streams(linear: Path, closed: str) -> None:
     assert shell(f"run {linear} {closed}").returncode == 0
     assert "to look at the run" in Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()[-1]
+
+
+PRINTS = """
+import subprocess, sys
+from pipeline.cli import _use_streams
+
+_use_streams()
+subprocess.run([sys.executable, "-c", "import os; os.fstat(1)"], check=True)
+"""
+
+
+def test_what_a_command_starts_has_an_output_where_the_command_has_none() -> None:
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(PRINTS)} >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.quick_cases(1)

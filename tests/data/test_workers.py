@@ -16,10 +16,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from pipeline import Context, GeneralTrainer, RunnerBase
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.data.loader import make_loader
 from pipeline.data.workers import RUNNING, supervise_workers, without_death_reports
 from pipeline.errors import ConfigError, DataError
+from tests.training.conftest import linear_config
 
 pytestmark = [
     # torch reports a dead worker by an exception from a signal handler, wherever this process happens to be: in a
@@ -307,3 +309,23 @@ def test_what_a_collate_fn_of_the_users_own_raises_stays_what_it_is() -> None:
         "collate_fn failed on the samples 6, 7, 8 (from place 6 of epoch 1 on): a tensor of shape (1,), 2 times; None"
     )
     assert raised.value.__notes__ == [f"dataset.train: {note}, in worker 0"]
+
+
+class KeepsItsPass(RunnerBase):
+    """A loop of its own, whose variable keeps a pass that is over; ``left``: how many workers are left then."""
+
+    left = -1
+
+    def run(self, context: Context) -> None:
+        before = {*multiprocessing.active_children()}
+        batches = context.batches("line", count=2)
+        for batch in batches:
+            context["model"]["line"].brain.fit_batch(batch)
+        KeepsItsPass.left = len({*multiprocessing.active_children()} - before)
+
+
+def test_the_workers_of_a_pass_end_with_it_though_a_variable_keeps_it() -> None:
+    made = linear_config(runner_class_path=KeepsItsPass)
+    made["dataset"][0]["num_workers"] = 1
+    GeneralTrainer(made).run()
+    assert KeepsItsPass.left == 0

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import GeneralTrainer
 from pipeline.data.batch import EmptySlice
+from pipeline.data.loader import for_evaluation
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.training.brain import ModuleBrain, Stage
@@ -31,6 +33,16 @@ class Pair(NamedTuple):
 
     scores: Tensor
     hidden: Any
+
+
+def evaluated_samples() -> list[int]:
+    """How many samples the batches have of a loader that leaves the last one out in training."""
+    loader = DataLoader(TensorDataset(torch.arange(5)), batch_size=2, drop_last=True)
+    return [len(batch) for (batch,) in for_evaluation(loader, every_sample=True)]
+
+
+def test_where_every_sample_is_evaluated_no_loader_drops_its_last_batch(two_ranks: Ranks) -> None:
+    assert two_ranks(evaluated_samples) == [[2, 2, 1]] * 2
 
 
 class Middle:

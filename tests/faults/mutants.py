@@ -156,6 +156,12 @@ class Workplace:
         self._time = int(time.time())
         # The tests that fail in this copy without a mutant.
         self._broken: set[str] = set()
+        # What the copy has: a test of a file that git ignores is none of them.
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-m", "", "-p", "no:cacheprovider"]
+        listed = subprocess.run(
+            command, cwd=folder, env=_environment(folder), capture_output=True, text=True, check=False
+        )
+        self._tests = {*listed.stdout.splitlines()}
 
     def test(self, mutant: Mutant, change: Change, tests: list[str]) -> None:
         """Make a mutant, run tests until one fails, and put the source back."""
@@ -163,7 +169,7 @@ class Workplace:
         source = file.read_bytes()
         mutant.tests = len(tests)
         while True:
-            usable = [name for name in tests if name not in self._broken]
+            usable = [name for name in tests if name in self._tests and name not in self._broken]
             self._write(file, change.apply(source))
             began = time.monotonic()
             try:

@@ -55,6 +55,17 @@ class Inner(nn.Module):
         self.blocks = [layer()]
 
 
+class Table(nn.Module):
+    """A module with a buffer that is saved, and nothing to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
 class OfClass(nn.Module):
     blocks = (layer(), layer())
 
@@ -74,6 +85,7 @@ class OfClass(nn.Module):
         ([nn.Sequential(nn.ReLU(), layer())], "Net.stem is a list of 1 module; use nn.ModuleList"),
         ([nn.Dropout()], "Net.stem is a list of 1 module; use nn.ModuleList"),
         ([nn.BatchNorm1d(3, affine=False)], "Net.stem is a list of 1 module; use nn.ModuleList"),
+        ([Table()], "Net.stem is a list of 1 module; use nn.ModuleList"),
         (Inner(), "Inner.blocks is a list of 1 module; use nn.ModuleList"),
         ([Inner()], "Inner.blocks is a list of 1 module; use nn.ModuleList"),
         (OfClass(), "OfClass.blocks is a tuple of 2 modules; use nn.ModuleList"),
@@ -169,6 +181,20 @@ def test_layers_in_a_list_of_a_brain_are_an_error() -> None:
     brain = Listed(opt_class=lambda parameters: SGD(parameters, 0.1))
     with pytest.raises(ConfigError, match=fault):
         brain.fit(range(1), [table(4).tensors])
+
+
+class WithTable(Listed):
+    """A Brain whose own list has a module that is saved with the Brain, and has nothing to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = [Table()]
+
+
+def test_a_list_of_a_brain_may_have_modules_without_parameters() -> None:
+    config = linear_config(epochs=1)
+    config["phase"][0] |= {"model": WithTable, "loss": None}
+    assert GeneralTrainer(config).run()["train_state"]["iteration"] == 3
 
 
 class OwnNetwork(NetworkBase):
