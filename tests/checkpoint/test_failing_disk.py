@@ -99,6 +99,18 @@ def test_after_a_save_that_failed_the_next_one_succeeds_and_leaves_nothing_else(
         assert all(path.name.startswith("step-") for path in folder.iterdir())
 
 
+def test_where_a_save_could_write_nothing_the_log_does_not_say_that_something_is_left(
+    three: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    whole, folder = shutil.copytree(three, tmp_path / "whole"), shutil.copytree(three, tmp_path / "copy")
+    recorder = Recorder()
+    save(Checkpointer(whole, disk=recorder), 4, 9)
+    first = [operation.name for operation in recorder.operations].index("mkdir")
+    with pytest.raises(StorageError):
+        save(Checkpointer(folder, disk=Failing(first, error(errno.EROFS), lasting=True)), 4, 9)
+    assert not [line for line in log_lines if "cannot be removed" in line]
+
+
 class BadFsync(Recorder):
     """Fails at one fsync of a file."""
 

@@ -135,6 +135,19 @@ def test_a_stream_with_a_state_is_resumed_from_it_bit_for_bit(
     assert not any("read again" in line for line in log_lines)
 
 
+def test_a_window_that_the_end_of_a_stream_closes_is_that_of_its_batches_after_a_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The checkpoint is of the last batch, of whose window nothing comes after the resume."""
+    chosen = config(0)
+    chosen["hyper_parameters"]["optimizer"] = {"class": "SGD", "lr": 0.1}
+    # Batches of 5, 5 and 3 samples.
+    chosen["dataset"][0]["batch_size"], chosen["runner"][0]["accum_grad"] = 5, 2
+    expected = end(GeneralTrainer(chosen).run())
+    killed(monkeypatch, 3, chosen)
+    assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
+
+
 @pytest.mark.quick_cases(0)
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stream_that_is_to_be_read_again_is_resumed_bit_for_bit(
