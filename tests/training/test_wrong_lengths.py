@@ -161,6 +161,20 @@ def test_a_schedule_for_other_updates_is_named(
     assert Rates.rates[-1] > 0
 
 
+def test_a_schedule_of_epochs_was_not_planned_for_updates(log_lines: list[str]) -> None:
+    data = config(STREAM)
+    schedule = {"schedule": "CosineAnnealingLR", "per": "epoch"}
+    data["phase"][0]["optim_schedulers"]["main"] = {
+        "class": "TorchSchedule",
+        "args": {"optim_type": "SGD", "optim_conf": {"lr": 1.0}, **schedule},
+    }
+
+    GeneralTrainer(data).run()
+
+    [warning] = warnings_in(log_lines)
+    assert warning.rstrip().endswith("announced 6 batches, got 3")
+
+
 def test_more_batches_than_announced_are_named(log_lines: list[str]) -> None:
     GeneralTrainer(config({**STREAM, "class_path": lambda: Claiming(4)})).run()
 
