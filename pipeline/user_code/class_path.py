@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.yaml_tree import resolve_path
@@ -146,12 +146,18 @@ def define(path: ClassPath) -> source.Definition | None:
         raise ClassPathError(f"'{path.text}': {error.filename}: {error.strerror}; make it readable") from error
     except source.NotDefinedError as error:
         raise ClassPathError(_no_name(path, module, error.args[0])) from error
+    if module and definition is None and source.is_module(module, path.name):
+        raise ClassPathError(_is_a_module(path))
     if module and path.implied and (heirs := source.heirs(module, path.name)):
         # A file that just imports the class which its path implies, and derives from it, means the derived one.
         what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
         remedy = f"write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
         raise ClassPathError(f"'{path.text}': {what}; {remedy}")
     return definition
+
+
+def _is_a_module(path: ClassPath) -> str:
+    return f"'{path.text}': {path.name} is a module, and no class or function; name one in it"
 
 
 def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
@@ -200,7 +206,10 @@ def load(path: ClassPath) -> Any:
         define(path)
         where = path.file.name if path.file else path.module
         raise ClassPathError(f"'{path.text}': {where} has no '{path.name}' after it was imported; check the spelling")
-    return getattr(module, path.name)
+    value = getattr(module, path.name)
+    if isinstance(value, ModuleType):
+        raise ClassPathError(_is_a_module(path))
+    return value
 
 
 def load_class(path: ClassPath | type, base: type) -> type:

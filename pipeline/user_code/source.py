@@ -320,6 +320,26 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
     return _find_in_stars(module, name, depth) if node is None else None
 
 
+def is_module(module: Module, name: str) -> bool:
+    """Return whether a name of a module is certainly that of another module."""
+    node, home = module.bindings.get(name), module.name
+    if isinstance(node, ast.Import):
+        return True
+    # A name that comes by code or with a star may hide a module that is spelt so.
+    hides_nothing = module.complete and not module.stars
+    if isinstance(node, ast.ImportFrom):
+        home, name = _target(module, node, name, "")
+        origin = quiet_read(home)
+        if origin is None:
+            return False
+        # A package that imports a name from itself imports one of its modules.
+        is_own = origin.file == module.file
+        hides_nothing = is_own or (name not in origin.bindings and origin.complete and not origin.stars)
+    elif node is not None:
+        return False
+    return hides_nothing and find_spec(f"{home}.{name}") is not None
+
+
 def class_definition(cls: type) -> Definition | None:
     """The source of a class at hand, whose module may be a script; None where there is none to read."""
     with suppress(TypeError, OSError, SyntaxError):  # such as a class in a notebook

@@ -282,6 +282,39 @@ def test_a_file_that_fails_when_imported_says_where(
     assert {str(Path(frame.filename).parent) for frame in frames} <= {str(folder), f"{folder}/sub", "."}
 
 
+MODULES = [
+    # A name that a module imports; a submodule that the package imports from itself; one that it does not mention.
+    ("torch", "pipeline.training.schedules"),
+    ("lr_scheduler", "torch.optim"),
+    ("torch.nn.modules.linear", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "module"), MODULES)
+def test_a_module_is_no_class(text: str, module: str) -> None:
+    path, name = class_path.parse(text, module=module), text.rpartition(".")[2]
+    for look_up in (class_path.define, class_path.load):
+        with pytest.raises(ClassPathError, match=f"'{text}': {name} is a module, and no class or function; name one"):
+            look_up(path)
+
+
+def test_a_module_that_code_may_hide_is_found_when_it_is_loaded() -> None:
+    """The package has a function that makes attributes."""
+    path = class_path.parse("pipeline.stages.startup")
+    assert class_path.define(path) is None
+    with pytest.raises(ClassPathError, match="'pipeline.stages.startup': startup is a module"):
+        class_path.load(path)
+
+
+def test_a_function_with_the_name_of_its_module_is_no_module(workspace: Workspace) -> None:
+    folder = workspace({"tool/__init__.py": "from .tool import tool", "tool/tool.py": "def tool():\n    pass"})
+    path = class_path.parse(f"{folder}/tool/__init__.py:tool", workspace=folder)
+    definition = class_path.define(path)
+    assert definition is not None
+    assert definition.location == "tool.py:1"
+    assert class_path.load(path)() is None
+
+
 def test_a_file_that_was_mended_is_loaded_in_the_same_process(workspace: Workspace) -> None:
     folder = workspace({"startup.py": "raise RuntimeError('boom')"})
     with pytest.raises(ClassPathError, match="RuntimeError: boom; mend the file"):
