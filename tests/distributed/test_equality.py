@@ -151,6 +151,12 @@ NOAM = [
     "warmup_steps: 4, accum_grad: 2, grad_clip: 0.5}}}",
 ]
 
+EVERY_SECOND = [
+    WITHOUT,
+    "phase.waves.optim_schedulers={main: {class: constant, args: {optim_type: SGD, optim_conf: {lr: 0.1}, "
+    "step_per_update: 2}}}",
+]
+
 # What it is -> overrides.
 JOBS: dict[str, list[str]] = {
     "plain": [],
@@ -159,6 +165,7 @@ JOBS: dict[str, list[str]] = {
     "clipping of values": ["runner.train.grad_clip_value=0.001"],
     "two losses": TWO,
     "a Noam rate": NOAM,
+    "a step for every second batch": EVERY_SECOND,
     "a fit_batch that steps two optimizers itself": [*OWN, "dataset.train.args={samples: 65}"],
     "limit_batches": ["runner.train.limit_batches=2"],
     "overfit_batches": ["runner.train.overfit_batches=2"],
