@@ -79,7 +79,7 @@ def _how_to_go_on(run: Run, runner: RunnerSession | None, failed: bool) -> str:
 
 
 def _iterations_since_saved(runner: RunnerSession) -> int:
-    checkpoints = layout.committed_checkpoints(runner.checkpointer._folder)
+    checkpoints = layout.committed_checkpoints(runner.store.folder)
     newest = layout.step_of(checkpoints[-1]) if checkpoints else 0
     return max(0, runner.counters["iteration"] - (newest or 0))
 

@@ -298,7 +298,7 @@ def test_sweep_finds_a_network_by_tpe_that_is_better_than_that_of_the_config(
 @pytest.mark.slow
 def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_of_its_own(ran: Ran) -> None:
     first, second = ran("fine_tune").contexts.values()
-    best = first["checkpointer"]._path_of(first["best"]["iteration"])
+    best = first["checkpointer"].store.path_of(first["best"]["iteration"])
     given = {name: each for name, each in load_file(best / "tone.safetensors").items() if name.startswith("encoder.")}
     trained = second["model"]["note"]["model"].state_dict()
     assert len(given) == 4

@@ -214,7 +214,7 @@ def test_runs_are_found_again_and_compared(folder: Path) -> None:
 
 def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Answered, folder: Path) -> None:
     first = answered("Take the best", "name=first_steps", FEW)
-    best = first["checkpointer"]._path_of(first["best"]["iteration"])
+    best = first["checkpointer"].store.path_of(first["best"]["iteration"])
     ls, run = blocks("Take the best", "sh")[0].splitlines()
     assert re.search(rf"^ *{first['best']['iteration']} .*best$", command(ls).stdout, flags=re.MULTILINE)
     limit = "runner.train_runner.init_model_path", "runner.train_runner.max_steps=1 runner.train_runner.init_model_path"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from loguru import logger
 
 from pipeline.checkpoint import layout, reader, restore, storage, store
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import TrainingState
@@ -104,7 +105,7 @@ class _OwnFile(NamedTuple):
         """What the file holds, as plain data and tensors, or as text."""
         with TemporaryDirectory() as folder:
             self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))
-            over = {"end_of_epoch": self.checkpointer._end_of_epoch}
+            over = {"end_of_epoch": self.checkpointer.session.end_of_epoch}
             if others := [each.name for each in Path(folder).iterdir() if each != path or each.is_dir()]:
                 raise CheckpointError(
                     f"{self.name}: its saver wrote '{others[0]}'; have it write one file, to its path"
@@ -136,6 +137,121 @@ def _marked(kind: type, mark: str) -> _Hook:
     """The method of a class that SpeechBrain's ``mark_as_saver`` or ``mark_as_loader`` has marked; None: it has none."""
     methods = chain.from_iterable(vars(cls).values() for cls in kind.__mro__)
     return next((method for method in methods if getattr(method, mark, False) is True), None)
+
+
+class _Request(NamedTuple):
+    """A checkpoint that a call has asked for.
+
+    Attributes:
+        meta: plain data by which it can be found.
+        suffix: what stands behind the iteration in the name of its folder.
+        verbosity: level of its log line, as in ``logging``.
+        deletions: keyword arguments of the calls of ``delete_checkpoints`` that follow it.
+    """
+
+    meta: dict[str, Any]
+    suffix: str
+    verbosity: int
+    deletions: tuple[dict[str, Any], ...]
+
+
+class BrainSession:
+    """What a Brain and its ``fit`` do with a Checkpointer: its calls then save and load the Brain too.
+
+    Args:
+        checkpointer: the Checkpointer.
+
+    Attributes:
+        models: the Brain, as the models of a run; empty where a script calls without one.
+        requests: what calls have asked for since the last save of ``fit``; None where no ``fit`` trains.
+        weights_alone: whether an evaluation within a fit loads: what the fit counts by stays then.
+        end_of_epoch: whether the checkpoint that is saved is of the end of an epoch.
+    """
+
+    def __init__(self, checkpointer: Checkpointer) -> None:
+        self._checkpointer = checkpointer
+        self.models: Models = {}
+        self.requests: list[_Request] | None = None
+        self.weights_alone = False
+        self.end_of_epoch = True
+        self._wake: Callable[[], object] = object
+
+    def belong_to(self, models: Models) -> None:
+        """Save and load a Brain from now on; another may have had the Checkpointer before."""
+        self.models = models
+
+    @contextmanager
+    def in_use(self, models: Models) -> Iterator[None]:
+        """In the block, a Brain is trained by ``fit``, or evaluated, maybe within a fit."""
+        self.belong_to(models)
+        before = self.requests, self.weights_alone
+        self.weights_alone = self.requests is not None
+        try:
+            yield
+        finally:
+            self.requests, self.weights_alone = before
+
+    def begin_fit(self, wake: Callable[[], object]) -> None:
+        """Collect what calls ask for, until ``end_fit`` or the end of the block ``in_use``.
+
+        Args:
+            wake: has the fit look at the requests after the current batch.
+        """
+        self.requests, self._wake = [], wake
+
+    def end_fit(self) -> None:
+        """Have calls save at once again; no fit goes on from what they save."""
+        self.requests = None
+
+    def ask(self, request: _Request) -> None:
+        """Have the next save of ``fit`` do what a call has asked for.
+
+        Raises:
+            ConfigError: it has another name than what was asked for before.
+        """
+        self.requests = self.requests or []
+        names = [own.suffix[1:] for own in self.requests if own.suffix not in {"", request.suffix}]
+        if names and request.suffix:
+            wanted = f"'{names[0]}' and '{request.suffix[1:]}'"
+            what = f"save_checkpoint: fit saves one checkpoint now, and it is to be named {wanted}"
+            raise ConfigError(f"{what}; give it one name, or call from different batches")
+        self.requests.append(request)
+        self._wake()
+
+    def begin_save(self, *, end_of_epoch: bool) -> None:
+        """Say, before the state is captured, whether an epoch is over: functions that write files are told of it."""
+        self.end_of_epoch = end_of_epoch
+
+    def save(self, models: Models, train_state: Mapping[str, int], *rest: Any) -> Path:
+        """Write a checkpoint of ``fit``, as ``CheckpointStore.save``, with what was asked for meanwhile."""
+        requests, self.requests = self.requests or [], []
+        checkpointer, iteration = self._checkpointer, train_state["iteration"]
+        suffix = next((own.suffix for own in reversed(requests) if own.suffix), "")
+        path, listed = checkpointer.store.path_of(iteration, suffix), checkpointer.list_checkpoints()
+        # Of the same iteration, such as in the last batch of the epoch that is over now; which fit goes on from.
+        same = [each for each in listed if each.asked and each.resumable and layout.step_of(each.path) == iteration]
+        if same and not suffix:
+            path, suffix = same[0].path, "".join(same[0].path.name.partition("+")[1:])
+        metas = [each.meta for each in same if each.path == path] + [own.meta for own in requests]
+        return checkpointer._save(models, train_state, *rest, suffix=suffix, metas=metas, requests=requests)
+
+    def in_folder(self, folder: Path) -> Checkpointer:
+        """Return a Checkpointer with the same recoverables, and checkpoints elsewhere."""
+        own = self._checkpointer
+        other = Checkpointer(folder, None, own.custom_load_hooks, own.custom_save_hooks, allow_partial_load=True)
+        for name, each in own.recoverables.items():
+            other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
+        other.session.belong_to(self.models)
+        return other
+
+    def refuse_lacking(self, loaded: LoadedCheckpoint) -> None:
+        """Raise for a recoverable that a checkpoint lacks, and that may not stay as it is."""
+        checkpointer, states = self._checkpointer, loaded.state.recoverables if loaded.state else {}
+        needed = set() if self.weights_alone else checkpointer.recoverables.keys() - checkpointer._optional
+        for name in needed - states.keys():
+            if not (checkpointer.allow_partial_load or "dataloader" in name):
+                what = f"{loaded.path}: has no state of '{name}'"
+                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")
 
 
 class Checkpointer(RunCheckpointer):
@@ -178,17 +294,10 @@ class Checkpointer(RunCheckpointer):
     ) -> None:
         if keep_last is None and recoverables is not None:
             keep_last = store.FEWEST
-        super().__init__(checkpoints_dir, keep_last=keep_last, asynchronous=asynchronous, disk=disk)
+        super().__init__(CheckpointStore(checkpoints_dir, keep_last=keep_last, asynchronous=asynchronous, disk=disk))
         self.custom_load_hooks, self.custom_save_hooks = dict(custom_load_hooks or {}), dict(custom_save_hooks or {})
         self.allow_partial_load, self._optional = allow_partial_load, set[str]()
-        # The Brain, if it is that of one.
-        self._models: Models = {}
-        # While fit trains: has it look what is asked for.
-        self._wake: Callable[[], object] | None = None
-        # What calls have asked for: meta, suffix, level of the log line, and how to delete others.
-        self._asked: list[tuple[dict[str, Any], str, int, tuple[Any, ...]]] = []
-        # Of the checkpoint that is saved now.
-        self._end_of_epoch = True
+        self.session = BrainSession(self)
         self.add_recoverables(recoverables or {})
 
     def add_recoverable(
@@ -333,9 +442,9 @@ class Checkpointer(RunCheckpointer):
             readable = [each.path for each in self.list_checkpoints()]
             return [*(path for path in self.all() if path not in readable), *(each.path for each in chosen)]
 
-        loaded = store.newest_valid(self._saver, bool(self.recoverables), found)
+        loaded = self.store.newest_valid(bool(self.recoverables) and not self.session.weights_alone, found)
         if loaded is None:
-            logger.info(f"{self._folder}: has no such checkpoint")
+            logger.info(f"{self.store.folder}: has no such checkpoint")
             return None
         self._load(loaded)
         return Checkpoint.read(loaded.path)
@@ -346,7 +455,7 @@ class Checkpointer(RunCheckpointer):
         Raises:
             CheckpointError: it is damaged, does not fit, or lacks a recoverable.
         """
-        self._wait()
+        self.store.wait()
         self._load(reader.read_checkpoint(checkpoint.path))
 
     def delete_checkpoints(
@@ -383,83 +492,66 @@ class Checkpointer(RunCheckpointer):
         if others and current_world().is_main:
             listed = self.list_checkpoints() if num_to_keep else []
             for newest in (listed, [each for each in listed if each.resumable]):
-                others -= {*islice((each.path for each in newest if self._saver.is_valid(each.path)), store.FEWEST)}
+                others -= {*islice((each.path for each in newest if self.store.is_valid(each.path)), store.FEWEST)}
             for path in others:
-                self._saver.remove(path)
+                self.store.remove(path)
                 logger.log(_level(verbosity), f"{path}: is deleted")
 
-    def save(self, models: Models, train_state: Mapping[str, int], *rest: Any, suffix: str = "", **told: Any) -> Path:
-        """Write a checkpoint, as ``RunCheckpointer.save``; while ``fit`` trains, with what was asked for meanwhile."""
-        asked, self._asked = self._asked, []
-        if asked or self._wake:
-            suffix = next((own for _, own, *_ in reversed(asked) if own), suffix)
-            path, listed = self._path_of(train_state["iteration"], suffix), self.list_checkpoints()
-            metas = [meta for meta, *_ in asked]
-            if self._wake:
-                # Of the same iteration, such as in the last batch of the epoch that is over now; which fit goes on from.
-                same = [each for each in listed if each.asked and each.resumable]
-                same = [each for each in same if layout.step_of(each.path) == train_state["iteration"]]
-                if same and not suffix:
-                    path, suffix = same[0].path, "".join(same[0].path.name.partition("+")[1:])
-                metas = [each.meta for each in same if each.path == path] + metas
-            if metas:
-                told["meta"] = {key: value for meta in metas for key, value in meta.items()}
-            told["end_of_epoch"] = self._end_of_epoch
-            # Those of a fit are not deleted by what is no fit.
-            self._protect(each.path for each in listed if each.asked or (each.resumable and not self._wake))
-        path = super().save(models, train_state, *rest, **{**told, "suffix": suffix})
-        for _, _, verbosity, keeps in asked:
-            logger.log(_level(verbosity), f"{path}: is saved")
-            for keep in keeps:
-                self.delete_checkpoints(**keep, verbosity=verbosity)
+    def _save(
+        self,
+        models: Models,
+        train_state: Mapping[str, int],
+        *rest: Any,
+        suffix: str,
+        metas: Sequence[Mapping[str, Any]],
+        requests: Sequence[_Request],
+    ) -> Path:
+        """Write a checkpoint that answers the requests of calls."""
+        told: dict[str, Any] = {"end_of_epoch": self.session.end_of_epoch, "suffix": suffix}
+        if metas:
+            told["meta"] = {key: value for meta in metas for key, value in meta.items()}
+        # Those of a fit are not deleted by what is no fit.
+        in_fit, listed = self.session.requests is not None, self.list_checkpoints()
+        self.store.protect(each.path for each in listed if each.asked or (each.resumable and not in_fit))
+        path = self.store.save(models, train_state, *rest, **told)
+        for request in requests:
+            logger.log(_level(request.verbosity), f"{path}: is saved")
+            for keywords in request.deletions:
+                self.delete_checkpoints(**keywords, verbosity=request.verbosity)
         return path
 
-    def _ask(self, meta: _Map, end_of_epoch: bool, name: _Name, verbosity: int, *keeps: Any) -> Checkpoint | None:
+    def _ask(
+        self, meta: _Map, end_of_epoch: bool, name: _Name, verbosity: int, *deletions: dict[str, Any]
+    ) -> Checkpoint | None:
         """Have ``fit`` save a checkpoint; save it, where none trains."""
-        mark = "@" if self._models and not self._wake else "+"
+        session = self.session
+        in_fit, models = session.requests is not None, session.models
+        mark = "@" if models and not in_fit else "+"
         layout.checkpoint_name(0, suffix := f"{mark}{name}" if name else "")
         if name:
-            keeps = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *keeps)
-        if name and (others := [own[1:] for _, own, *_ in self._asked if own not in {"", suffix}]) and self._wake:
-            what = f"save_checkpoint: fit saves one checkpoint now, and it is to be named '{others[0]}' and '{name}'"
-            raise ConfigError(f"{what}; give it one name, or call from different batches")
-        asked = finite(dict(meta or {}), "meta"), suffix, verbosity, keeps
-        self._asked = [*self._asked, asked] if self._wake else [asked]
-        if self._wake:
-            self._wake()
+            deletions = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *deletions)
+        request = _Request(finite(dict(meta or {}), "meta"), suffix, verbosity, deletions)
+        if in_fit:
+            session.ask(request)
             return None
-        self._end_of_epoch, newest = end_of_epoch, self.newest()
+        session.begin_save(end_of_epoch=end_of_epoch)
+        newest = self.newest()
         # With a Brain, that of what it has trained; in a script, the next.
-        iteration = (layout.step_of(newest) or 0 if newest else 0) + (not self._models)
-        if self._models and not name:
-            suffix = next(own for own in map("@{}".format, count(2)) if not self._path_of(iteration, own).exists())
+        iteration = (layout.step_of(newest) or 0 if newest else 0) + (not models)
+        if models and not name:
+            suffix = next(own for own in map("@{}".format, count(2)) if not self.store.path_of(iteration, own).exists())
         iteration, suffix = current_world().broadcast((iteration, suffix))
-        training = TrainingState.capture(self._models, self.recoverables, None).to_tree()
+        training = TrainingState.capture(models, self.recoverables, None).to_tree()
         counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
-        path = self.save(self._models, counters, {}, training, suffix=suffix)
-        self._wait()
+        path = self._save(models, counters, {}, training, suffix=suffix, metas=[request.meta], requests=[request])
+        self.store.wait()
         return Checkpoint.read(path)
 
-    def _in_folder(self, folder: Path) -> Checkpointer:
-        """One with the same recoverables, and checkpoints elsewhere."""
-        other = Checkpointer(folder, None, self.custom_load_hooks, self.custom_save_hooks, allow_partial_load=True)
-        for name, each in self.recoverables.items():
-            other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
-        other._models = self._models
-        return other
-
     def _load(self, loaded: LoadedCheckpoint) -> None:
-        self._refuse_lacking(loaded)
-        if self._models and loaded.weights:
-            restore.restore_weights(loaded, self._models)
-            logger.info(f"weights of {', '.join(self._models)} loaded from {loaded.path}")
-        if self.recoverables and loaded.state:
+        self.session.refuse_lacking(loaded)
+        models = self.session.models
+        if models and loaded.weights:
+            restore.restore_weights(loaded, models)
+            logger.info(f"weights of {', '.join(models)} loaded from {loaded.path}")
+        if self.recoverables and loaded.state and not self.session.weights_alone:
             restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))
-
-    def _refuse_lacking(self, loaded: LoadedCheckpoint) -> None:
-        """Raise for a recoverable that a checkpoint lacks, and that may not stay as it is."""
-        states = loaded.state.recoverables if loaded.state else {}
-        for name in self.recoverables.keys() - states.keys() - self._optional:
-            if not (self.allow_partial_load or "dataloader" in name):
-                what = f"{loaded.path}: has no state of '{name}'"
-                raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")

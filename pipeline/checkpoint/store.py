@@ -84,11 +84,11 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
 
 
 # Gives the paths of some checkpoints.
-_Choose: TypeAlias = Callable[[], Iterable[Path]] | None
+Choose: TypeAlias = Callable[[], Iterable[Path]] | None
 
 
 def newest_valid(
-    writer: CheckpointWriter, with_training: bool = True, choose: _Choose = None
+    writer: CheckpointWriter, with_training: bool = True, choose: Choose = None
 ) -> LoadedCheckpoint | None:
     """The valid checkpoint of the highest step; None if none was ever committed.
 
@@ -111,7 +111,7 @@ def newest_valid(
     return world.attempt(lambda: reader.read_checkpoint(path, with_training) if path and world.rank else checkpoint)
 
 
-def _find_valid(writer: CheckpointWriter, with_training: bool, choose: _Choose) -> LoadedCheckpoint | None:
+def _find_valid(writer: CheckpointWriter, with_training: bool, choose: Choose) -> LoadedCheckpoint | None:
     folder = writer.folder
     try:
         if folder.is_dir() and not choose:

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from pipeline import hookspecs, workspaces
 from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store, weights
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import TrainingGradients
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
@@ -411,7 +412,7 @@ class RunnerSession:
         config: a copy of its own.
         settings: its part of the config.
         context: the context.
-        checkpointer: saves and restores its checkpoints.
+        store: saves and restores its checkpoints.
         resources: closed at its end, whatever happens.
         plugins: its plugins, not yet built.
         manager: the plugins, once they are built.
@@ -432,15 +433,15 @@ class RunnerSession:
         self.plugins = plugins if run.world.is_main else everywhere
         self.hooks, self.resources = self.manager.hook, ExitStack()
         keep_last = self.settings.keep_last
-        self.checkpointer = RunCheckpointer(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
+        self.store = CheckpointStore(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
         self.context = _new_context(self.config, self.settings, run.world)
         self.context.update(device=run.devices[name], hooks=self.hooks, run_dir=run_dir)
-        self.context.update(checkpointer=self.checkpointer, resources=self.resources)
+        self.context.update(checkpointer=RunCheckpointer(self.store), resources=self.resources)
         self.mid_epoch = MidEpoch(self.context, self.settings, self.config.phases(self.settings))
         self.entered_runner = self.exited = self.completed = False
         self.remember_protected()
         run.sessions[name] = self
-        self.resources.callback(self.checkpointer._wait)
+        self.resources.callback(self.store.wait)
         self.resources.callback(self._end_workers)
         if self.settings.threads:
             self.resources.callback(torch.set_num_threads, torch.get_num_threads())
@@ -463,10 +464,10 @@ class RunnerSession:
             self.manager.register(report(self.manager), name)
         self.context.running_hook = running_hook
         self.listen()
-        self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
+        self.store.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
             if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
-                self.checkpointer.add_recoverable(f"plugin:{name}", plugin)
+                self.store.add_recoverable(f"plugin:{name}", plugin)
 
     def listen(self) -> None:
         """Have ``observe`` call the plugins until the runner ends; not in processes forked from this one, nor in an export."""
@@ -494,7 +495,7 @@ class RunnerSession:
         """
         if stage == "runner" and self.entered_runner:
             # A stage that is entered again goes on from where the first time has ended.
-            self.checkpointer._resumed = None
+            self.store.resume_from(None)
         elif stage == "runner":
             self.entered_runner = True
             if self.settings.kind == "train":
@@ -514,7 +515,7 @@ class RunnerSession:
             getattr(built, method)(self.context)
         self.check_protected(description)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
-        self.checkpointer._wait()
+        self.store.wait()
         context_flow.check_writes(built, method, description, self.context)
         if stage == "network" and self.run.world.size > 1:
             self.compare_built()
@@ -577,15 +578,15 @@ class RunnerSession:
             CheckpointError: the run is not the one that saved it.
         """
         import_module(f"{TRAINING}.phase").begin_fit(self.context, self.config.phases(self.settings), self.settings)
-        self.checkpointer._begin(self.context.peek("model"))
+        self.store.begin(self.context.peek("model"))
         if not self.run.resumed:
             return
-        self.checkpointer._restore(self.context)
-        if self.checkpointer._resumed:
-            self.mid_epoch.check(self.checkpointer._resumed)
-            self.hooks.after_checkpoint_loaded(context=self.context, path=self.checkpointer._resumed.path)
+        self.store.restore(self.context)
+        if self.store.resumed:
+            self.mid_epoch.check(self.store.resumed)
+            self.hooks.after_checkpoint_loaded(context=self.context, path=self.store.resumed.path)
         else:
-            self.run.warn(f"{self.checkpointer._folder}: no checkpoint was ever saved; beginning again")
+            self.run.warn(f"{self.store.folder}: no checkpoint was ever saved; beginning again")
 
     def remember_protected(self) -> None:
         """Note the objects that no stage may replace."""

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint import layout, parts, reader, restore
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
     lacking,
@@ -330,8 +331,9 @@ class ExperimentBase(RunnerBase):
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
-        made = RunCheckpointer(self.checkpoint_dir) if self.alone else self.context["checkpointer"]
+        made = RunCheckpointer(CheckpointStore(self.checkpoint_dir)) if self.alone else self.context["checkpointer"]
         self.checkpointer = cast("RunCheckpointer", made)
+        self._store = self.checkpointer.store
         self.setup_dataloader()
         self._count_iterations()
         self.setup_model()
@@ -341,7 +343,7 @@ class ExperimentBase(RunnerBase):
             self._share_work()
         on_error = "error" if self.alone else self.context["runner"].on_save_error
         self._best = None if self.alone else self._new_best()
-        self._checkpoints = Checkpoints(self.checkpointer, self.context, self._best, on_error)
+        self._checkpoints = Checkpoints(self._store, self.context, self._best, on_error)
         self._batches, self._in_epoch = Batches((), 0), False
         self.iteration = self.epoch = 0
 
@@ -449,7 +451,7 @@ class ExperimentBase(RunnerBase):
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
-        self.checkpointer._begin(self.context["model"])
+        self._store.begin(self.context["model"])
 
     def _trained(self) -> dict[str, Any]:
         """Return everything with a state except the model, such as optimizers and schedules, by name."""
@@ -519,8 +521,8 @@ class ExperimentBase(RunnerBase):
                 self.set_state_dict(self.train_state)
             elif "model" not in self.context:
                 raise StageError(f"{type(self).__name__}.run: nothing is set up; call setup() first")
-            if self.checkpointer._resumed is not None and not self.alone:
-                self._go_on(self.checkpointer._resumed)
+            if self._store.resumed is not None and not self.alone:
+                self._go_on(self._store.resumed)
             elif not self._loaded:
                 self.resume_or_load()
             self.context.wake = own_method(self, "_wake")
@@ -685,7 +687,7 @@ class ExperimentBase(RunnerBase):
         iterations = {PHASE: self._numbers.iterations}
         timed = self._schedule.time_limit.state() if self._schedule.time_limit else {}
         self._checkpoints.save(counters, metrics, iterations, experiment=experiment, gradients=gradients, **timed)
-        self._newest = self.checkpointer._path_of(self.iteration)
+        self._newest = self._store.path_of(self.iteration)
 
     def resume_or_load(self) -> None:
         """Continue from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
@@ -701,7 +703,7 @@ class ExperimentBase(RunnerBase):
         if path and not (self.alone and Path(path).is_dir()):
             self.checkpointer.load_weights(path, self.context["model"])
         elif self.alone:
-            checkpoint = reader.read_checkpoint(Path(path)) if path else self.checkpointer._newest_valid()
+            checkpoint = reader.read_checkpoint(Path(path)) if path else self._store.newest_valid()
             if checkpoint:
                 self._go_on(checkpoint)
                 logger.info(f"going on after iteration {self.iteration}, from {checkpoint.path}")
@@ -733,11 +735,11 @@ class ExperimentBase(RunnerBase):
         restore.restore_weights(checkpoint, self.context["model"])
         for name, module in self._modules().items():
             restore.restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
-        if state.frozen and self.checkpointer._initial:
+        if state.frozen and self._store.initial:
             frozen = {PHASE: {"model": self.model}}
-            parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer._initial.frozen)
-        if state.modes and self.checkpointer._initial:
-            self.checkpointer._initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
+            parts.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
+        if state.modes and self._store.initial:
+            self._store.initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
         with restore.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)
@@ -751,9 +753,9 @@ class ExperimentBase(RunnerBase):
         if self.alone:
             self.context.stop_reason = state.stopped
             restore.restore_recoverables(self.checkpointer.recoverables, state, where)
-            self.checkpointer._resumed = checkpoint
-            in_folder = checkpoint.path.resolve().parent == self.checkpointer._folder.resolve()
-            self._newest = self.checkpointer._path_of(self.iteration) if in_folder else None
+            self._store.resume_from(checkpoint)
+            in_folder = checkpoint.path.resolve().parent == self._store.folder.resolve()
+            self._newest = self._store.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(own.lines)
         # The generators last: beginning to read draws a number, as it did before.
@@ -803,13 +805,13 @@ class ExperimentBase(RunnerBase):
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
         if not self.alone and self._world.is_main:
-            self._schedule.limit_time(self.context, self.checkpointer._resumed)
+            self._schedule.limit_time(self.context, self._store.resumed)
         self._ended = 0
         if self.alone and self.iteration >= self._schedule.max_steps:
             logger.info(f"nothing is left to train: config.training.max_iteration is {self._schedule.max_steps}")
         if self._in_epoch:
             return
-        if self.checkpointer._resumed:
+        if self._store.resumed:
             unread = self._interrupted and not self._batches.count
             self.context["current_epoch"] = max(0, self.epoch - (not unread))
             self.context["hooks"].on_resume(context=self.context)

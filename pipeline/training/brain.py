@@ -187,7 +187,7 @@ class Brain:
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
         if checkpointer:
-            checkpointer._models = {NAME: {"model": self, "brain": self}}
+            checkpointer.session.belong_to(self._entry())
         self.step = self._batches_taken = self._fits = 0
         self._pass_loss = Meter()
         self._pass_numbers = Meters()
@@ -1026,22 +1026,21 @@ class Brain:
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
-        wake, recoverables = checkpointer._wake if checkpointer else None, dict[str, Any]()
-        if checkpointer:
-            # Another Brain may have it too.
-            checkpointer._models = {NAME: {"model": self, "brain": self}}
-        if checkpointer and folder:
-            # That of rank 0; the others' stay empty.
-            self.checkpointer = checkpointer._in_folder(Path(current_world().broadcast(folder.name)))
-        elif checkpointer and wake:
-            # An evaluation within a fit: what the fit counts by goes on.
-            recoverables, checkpointer.recoverables = checkpointer.recoverables, {}
-        try:
+        if checkpointer is None:
             yield
-        finally:
-            self.checkpointer = checkpointer
-            if checkpointer:
-                checkpointer.recoverables, checkpointer._wake = recoverables or checkpointer.recoverables, wake
+            return
+        with checkpointer.session.in_use(self._entry()):
+            if folder:
+                # That of rank 0; the others' stay empty.
+                self.checkpointer = checkpointer.session.in_folder(Path(current_world().broadcast(folder.name)))
+            try:
+                yield
+            finally:
+                self.checkpointer = checkpointer
+
+    def _entry(self) -> dict[str, Any]:
+        """What a checkpointer takes for the models of a run."""
+        return {NAME: {"model": self, "brain": self}}
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, workers: ExitStack) -> Any:
         """The loader itself, or a loader made of a dataset, whose workers ``workers`` ends; of a debug run, some batches."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from pipeline.checkpoint import layout
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import gradients_of_training
 from pipeline.checkpoint.reader import Iterations
-from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.schema import WARN
 from pipeline.context import Context
 from pipeline.distributed.strategy import broadcast_tensors, require_equal_weights
@@ -25,16 +25,23 @@ class Checkpoints:
     """Saves checkpoints while training continues, and notifies the plugins once they are on disk.
 
     Args:
-        checkpointer: writes them; asynchronously or not.
+        store: writes them; asynchronously or not.
         context: the run's, for its plugins.
         best: which of them are the best; None: nothing asks for it.
         on_error: with ``warn``, training goes on where the storage refuses, and the next save tries again.
+        write: writes a checkpoint, with the arguments of ``CheckpointStore.save``; None: that of the store.
     """
 
     def __init__(
-        self, checkpointer: RunCheckpointer, context: Context, best: BestTracker | None, on_error: str
+        self,
+        store: CheckpointStore,
+        context: Context,
+        best: BestTracker | None,
+        on_error: str,
+        write: Callable[..., Path] | None = None,
     ) -> None:
-        self.checkpointer, self.context, self.best, self.on_error = checkpointer, context, best, on_error
+        self.store, self.context, self.best, self.on_error = store, context, best, on_error
+        self._write = write or store.save
         self._error: StorageError | None = None
         self._pending = False
 
@@ -57,15 +64,15 @@ class Checkpoints:
                 require_equal_weights({name: strategy.brain.modules}, strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
         with gradients_of_training():
-            training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
+            training = self.store.capture(models, **{**steering, **own}).to_tree()
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])
-            self.checkpointer._protect(self.checkpointer._path_of(entry.iteration) for entry in best)
+            self.store.protect(self.store.path_of(entry.iteration) for entry in best)
         self._pending = True
         try:
             with self._errors(), gradients_of_training():
-                self.checkpointer.save(models, counters, metrics, training, iterations)
+                self._write(models, counters, metrics, training, iterations)
         finally:
             self.context["hooks"].after_checkpoint_captured(context=self.context)
         self.notify_saved()
@@ -73,7 +80,7 @@ class Checkpoints:
     def wait_for_save(self) -> None:
         """Wait for the last save, and notify the plugins of it."""
         with self._errors():
-            self.checkpointer._wait()
+            self.store.wait()
         self.notify_saved()
         self._pending = False
 
@@ -83,7 +90,7 @@ class Checkpoints:
             return
         paths: list[Path] = []
         with self._errors():
-            paths = self.checkpointer._poll()
+            paths = self.store.poll()
         # Outside of the block: a plugin's StorageError is not the save's.
         for path in paths:
             self._error, self._pending = None, False

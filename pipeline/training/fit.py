@@ -100,13 +100,15 @@ class Fit(PassLoop):
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
         super().__init__(Context(model={NAME: entry}, train_state=brain._train_state, hooks=plugin_manager().hook))
         saver = brain.checkpointer
-        self.checkpoints = Checkpoints(saver, self.context, None, "error") if saver else None
         self.resources = ExitStack()
         if options.profile_training and current_world().is_main:
             self._profile()
+        self.session = saver.session if saver else None
+        self.checkpoints: Checkpoints | None = None
         if saver:
-            # Several processes look together, when it is time. What a fit before has failed to save is not of this one.
-            saver._wake, saver._asked = object if self.agreement else self.wake, []
+            # Several processes look together, when it is time.
+            saver.session.begin_fit(object if self.agreement else self.wake)
+            self.checkpoints = Checkpoints(saver.store, self.context, None, "error", saver.session.save)
         self.metrics: dict[str, float] = {}
         self.epochs: list[int] = []
         self.running: EntryState | None = None
@@ -144,15 +146,15 @@ class Fit(PassLoop):
         """Restore the newest checkpoint from which a fit can go on; newer ones are set aside."""
         checkpointer = self.brain.checkpointer
         if checkpointer:
-            checkpointer._begin(self.context["model"])
-        while checkpointer and (checkpoint := checkpointer._newest_valid()):
+            checkpointer.store.begin(self.context["model"])
+        while checkpointer and (checkpoint := checkpointer.store.newest_valid()):
             if checkpoint.weights.keys() != {NAME} or (checkpoint.state and not checkpoint.state.fit):
                 what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
             if not (fit and fit.running) or fit.running.state:
-                checkpointer._refuse_lacking(checkpoint)
-                restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer._initial)
+                checkpointer.session.refuse_lacking(checkpoint)
+                restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer.store.initial)
                 if fit:
                     restore_states(self.generators(), fit.generators)
                     for name in lacking(self.generators(), fit.generators):
@@ -238,8 +240,8 @@ class Fit(PassLoop):
         """Prepare the Brain of a pass; one that goes on keeps the modes of its checkpoint."""
         super().start(training, batches)
         saver = self.brain.checkpointer
-        if training.state and self.saved_modes and saver and saver._initial:
-            saver._initial.restore_modes(self.context["model"], self.saved_modes.to_tree())
+        if training.state and self.saved_modes and saver and saver.store.initial:
+            saver.store.initial.restore_modes(self.context["model"], self.saved_modes.to_tree())
 
     def on_due(self, training: TrainPass) -> bool:
         """Show progress, save or end, whatever is due; whether training goes on."""
@@ -248,11 +250,11 @@ class Fit(PassLoop):
             if self.agreement:
                 self.brain._count_together()
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
-        saver = self.brain.checkpointer
-        over, saving = self._over(), self.schedule.saving.fires(self.counters) or bool(saver and saver._asked)
+        is_asked = bool(self.session and self.session.requests)
+        over, saving = self._over(), self.schedule.saving.fires(self.counters) or is_asked
         if self.agreement:
             over, saving = self.agreement.look(self.counters["iteration"], over, saving)
-        if saver and saver._asked and training.order_is_drawn and not self.put_off:
+        if is_asked and training.order_is_drawn and not self.put_off:
             self.put_off = True
             what = "what a batch asks to be saved is saved when the epoch is over, since within it no order can be drawn again"
             logger.warning(f"fit: train_set: {what}; make_loader makes one that can")
@@ -281,9 +283,9 @@ class Fit(PassLoop):
             return
         logger.info(message)
         self.cut_short = True
-        if saver := self.brain.checkpointer:
+        if self.session:
             # What is saved from here on is at once, and nothing from which a fit continues.
-            saver._wake = None
+            self.session.end_fit()
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
@@ -297,10 +299,10 @@ class Fit(PassLoop):
 
     def save(self, running: EntryState | None = None) -> None:
         """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""
-        if self.checkpoints and (saver := self.brain.checkpointer):
+        if self.checkpoints and self.session:
             own, metrics = states_of(self.generators()), {NAME: self.metrics}
             fit = FitState(epochs=self.epochs, metrics=self.metrics, generators=own, running=running)
-            saver._end_of_epoch = running is None
+            self.session.begin_save(end_of_epoch=running is None)
             # The numbers are those of the last end of an epoch.
             measured = running.state.began if running and running.state else self.counters["iteration"]
             self.checkpoints.save(self.counters, metrics, reader.iterations_at(metrics, measured), fit=fit)

@@ -66,8 +66,8 @@ class TrainLoop(PassLoop):
         self.over = False
         self.cut_short = False
         self.place_saved = False
-        self.checkpointer = cast("RunCheckpointer", context["checkpointer"])
-        self.journal = Journal(self.checkpointer._resumed, self._restore_modes)
+        self.store = cast("RunCheckpointer", context["checkpointer"]).store
+        self.journal = Journal(self.store.resumed, self._restore_modes)
         self.passes: dict[str, int] = {}
         self.plan = Plan({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
@@ -319,7 +319,7 @@ class TrainLoop(PassLoop):
         self.phases = {name: phase_of(name, context) for name in self.schemas}
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
-        self.checkpoints = Checkpoints(self.checkpointer, context, self.validation.best, self.runner.on_save_error)
+        self.checkpoints = Checkpoints(self.store, context, self.validation.best, self.runner.on_save_error)
         self.exporter = offered("exporters")["weight_exporter"](self.runner, context)
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
@@ -841,7 +841,7 @@ class TrainLoop(PassLoop):
 
     def _restore_modes(self) -> None:
         """Restore the modes of the checkpoint, which startup and the code up to its place may have changed."""
-        self.checkpointer._restore_modes(self.context["model"])
+        self.store.restore_modes(self.context["model"])
 
     def _restore_generators(self, random: Mapping[str, Any]) -> None:
         restore_random_state(random, self.generators())

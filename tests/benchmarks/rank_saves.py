@@ -37,7 +37,7 @@ def measure(folder: Path, megabytes: int) -> tuple[float, float]:
             {"main": {"model": model}}, {"iteration": iteration}, {}, {"optim_schedulers": {}, "moments": moments}
         )
         stalls.append(1e3 * (time.perf_counter() - begin))
-        saver._wait()
+        saver.store.wait()
         totals.append(1e3 * (time.perf_counter() - begin))
     return statistics.median(stalls[1:]), statistics.median(totals[1:])
 

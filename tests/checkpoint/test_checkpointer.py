@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain
 from pipeline.checkpoint import safetensors_io
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
@@ -38,8 +39,8 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 def test_what_a_user_sees_of_a_checkpointer_is_documented(tmp_path: Path) -> None:
-    seen = {name for name in dir(RunCheckpointer(tmp_path)) if not name.startswith("_")}
-    assert seen == {"add_recoverable", "all", "best", "load_weights", "newest", "recoverables", "save"}
+    seen = {name for name in dir(RunCheckpointer(CheckpointStore(tmp_path))) if not name.startswith("_")}
+    assert seen == {"add_recoverable", "all", "best", "load_weights", "newest", "recoverables", "save", "store"}
     seen |= {name for name in dir(Checkpointer(tmp_path)) if not name.startswith("_")}
     page = (Path(__file__).parents[2] / "pipeline" / "checkpoint" / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}" in page or f".{name}(" in page for name in seen)
@@ -72,7 +73,7 @@ def test_saving_the_same_step_and_content_again_keeps_what_is_there(saved: Path,
     checkpointer = Checkpointer(saved.parent)
     assert checkpointer.save(entries(main=model), {"iteration": 12}, {"main": {"loss": 0.25}}) == saved
     assert (saved.stat().st_ino, (saved / "main.safetensors").stat().st_ino) == before
-    assert checkpointer._poll() == []
+    assert checkpointer.store.poll() == []
 
 
 def test_saving_the_same_step_with_another_content_takes_its_place(saved: Path, model: nn.Module) -> None:
@@ -80,7 +81,7 @@ def test_saving_the_same_step_with_another_content_takes_its_place(saved: Path, 
     assert checkpointer.save(entries(main=model), {"iteration": 12, "epoch": 1}, {}) == saved
     assert json.loads((saved / "state.json").read_text())["train_state"] == {"iteration": 12, "epoch": 1}
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-    assert checkpointer._poll() == [saved]
+    assert checkpointer.store.poll() == [saved]
 
 
 def test_a_damaged_checkpoint_makes_place_for_the_same_content(saved: Path, model: nn.Module) -> None:
@@ -383,10 +384,10 @@ def test_a_save_returns_before_the_disk_has_it_and_wait_when_it_has(tmp_path: Pa
     checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=disk)
     path = save(checkpointer, 1)
     assert not path.exists()
-    assert checkpointer._poll() == []
+    assert checkpointer.store.poll() == []
     disk.allowed.set()
-    checkpointer._wait()
-    assert checkpointer._poll() == [path]
+    checkpointer.store.wait()
+    assert checkpointer.store.poll() == [path]
     assert problems_of(path) == []
 
 
@@ -401,7 +402,7 @@ def test_what_is_saved_is_the_moment_of_the_save_whatever_changes_meanwhile(tmp_
     training["moments"].zero_()  # type: ignore[attr-defined]
     training["steps"].append(3)  # type: ignore[attr-defined]
     disk.allowed.set()
-    found = checkpointer._newest_valid()
+    found = checkpointer.store.newest_valid()
     assert found
     assert found.training
     assert torch.equal(found.weights["main"]["weight"], wanted)
@@ -427,8 +428,8 @@ def test_the_memory_of_a_snapshot_is_taken_once(tmp_path: Path) -> None:
     places = set()
     for step in range(1, 4):
         save(checkpointer, step)
-        places.add(tuple(memory.data_ptr() for memory in checkpointer._buffers.values()))
-    checkpointer._wait()
+        places.add(tuple(memory.data_ptr() for memory in checkpointer.store._buffers.values()))
+    checkpointer.store.wait()
     assert len(places) == 1
 
 
@@ -436,18 +437,18 @@ def failing() -> Failing:
     return Failing(12, lambda: OSError(28, "No space left on device"), lasting=True)
 
 
-@pytest.mark.parametrize("asked", ["_wait", "save", "_poll", "newest"])
+@pytest.mark.parametrize("asked", ["wait", "save", "poll", "newest"])
 def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: Path, asked: str) -> None:
     checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=failing())
     save(checkpointer, 1)
-    if checkpointer._saving:
-        futures.wait([checkpointer._saving])
+    if checkpointer.store._saving:
+        futures.wait([checkpointer.store._saving])
     actions = {"save": lambda: save(checkpointer, 2)}
     with pytest.raises(
         StorageError, match="step-000000000001: cannot be written: No space left on device; free or repair"
     ):
-        actions.get(asked, getattr(checkpointer, asked))()
-    assert checkpointer._poll() == []
+        actions.get(asked, getattr(checkpointer.store, asked))()
+    assert checkpointer.store.poll() == []
 
 
 ENDING = """

@@ -35,7 +35,7 @@ def damage(path: Path) -> None:
 
 def test_the_log_says_which_was_set_aside_why_and_what_is_used(folder: Path, log_lines: list[str]) -> None:
     damage(folder / "step-000000000002")
-    Checkpointer(folder)._newest_valid()
+    Checkpointer(folder).store.newest_valid()
     [line] = [line for line in log_lines if line.startswith("WARNING")]
     assert "step-000000000002/main.safetensors: is damaged: its SHA-256 is not" in line
     assert line.endswith("and the one before it is used\n")
@@ -48,14 +48,14 @@ def test_where_all_are_damaged_it_is_an_error_also_the_next_time(folder: Path) -
     for _ in range(2):
         message = "checkpoints: none of its 2 checkpoints is valid; bring one back from a copy, or begin a new run"
         with pytest.raises(NoCheckpointError, match=message) as caught:
-            Checkpointer(folder)._newest_valid()
+            Checkpointer(folder).store.newest_valid()
     assert caught.value.exit_code == ExitCode.NO_CHECKPOINT == 78
 
 
 def test_where_nothing_was_ever_committed_there_is_none(tmp_path: Path) -> None:
-    assert Checkpointer(tmp_path / "none")._newest_valid() is None
+    assert Checkpointer(tmp_path / "none").store.newest_valid() is None
     (tmp_path / "some" / ".tmp-step-000000000001-0123abcd").mkdir(parents=True)
-    assert Checkpointer(tmp_path / "some")._newest_valid() is None
+    assert Checkpointer(tmp_path / "some").store.newest_valid() is None
     assert list((tmp_path / "some").iterdir()) == []
 
 
@@ -63,14 +63,14 @@ def test_only_leftovers_of_our_own_names_are_removed(folder: Path) -> None:
     names = [".tmp-mine", ".del-step-1-x", ".bad-step-000000000007-0123abcd", "step-best", "notes"]
     for name in [*names, ".tmp-step-000000000003-0123abcd", ".del-step-000000000003.new-0123abcd"]:
         (folder / name).mkdir()
-    Checkpointer(folder)._newest_valid()
+    Checkpointer(folder).store.newest_valid()
     assert {path.name for path in folder.iterdir()} == {"step-000000000001", "step-000000000002", *names}
 
 
 def test_a_leftover_that_is_a_link_is_removed_and_what_it_leads_to_stays(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (folder / ".tmp-step-000000000003-0123abcd").symlink_to(tmp_path / "kept")
-    Checkpointer(folder)._newest_valid()
+    Checkpointer(folder).store.newest_valid()
     assert (tmp_path / "kept").is_dir()
     assert len(list(folder.iterdir())) == 2
 
@@ -98,7 +98,7 @@ def test_what_is_saved_after_one_was_set_aside_counts_on(folder: Path) -> None:
 
 
 def test_a_checkpoint_read_gives_every_part_as_it_was_saved(folder: Path) -> None:
-    found = Checkpointer(folder)._newest_valid()
+    found = Checkpointer(folder).store.newest_valid()
     assert found
     assert (found.path.name, found.train_state, found.metrics) == (
         "step-000000000002",

@@ -19,12 +19,12 @@ from torch import nn
 
 from pipeline import GeneralTrainer
 from pipeline.checkpoint import layout
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.comparison import below
 from pipeline.checkpoint.layout import TRAINING
 from pipeline.checkpoint.pytree import flatten
 from pipeline.checkpoint.reader import LoadedCheckpoint, read_checkpoint
-from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.safetensors_io import encode_tensors
 from pipeline.checkpoint.state import TrainingState
 from pipeline.errors import CheckpointError, PipelineError
@@ -357,12 +357,12 @@ class Demanding:
 
 
 def test_what_the_users_own_code_raises_of_its_state_stays_what_it_is_and_a_note_says_where(tmp_path: Path) -> None:
-    checkpointer = RunCheckpointer(tmp_path)
-    checkpointer.add_recoverable("mine", Demanding())
+    store = CheckpointStore(tmp_path)
+    store.add_recoverable("mine", Demanding())
     counters = {"iteration": 1, "update": 1, "epoch": 0, "samples": 1}
-    checkpointer.save({}, counters, {}, checkpointer._capture({}).to_tree())
-    resumed = RunCheckpointer(tmp_path)
-    resumed._resumed = resumed._newest_valid()
+    store.save({}, counters, {}, store.capture({}).to_tree())
+    resumed = CheckpointStore(tmp_path)
+    resumed.resume_from(resumed.newest_valid())
     with pytest.raises(KeyError) as caught:
         resumed.add_recoverable("mine", Demanding())
     assert caught.value.__notes__ == [

@@ -20,7 +20,7 @@ from pipeline.errors import StorageError
 
 def save(checkpointer: Checkpointer, step: int, number: int) -> None:
     checkpointer.save(models(number), {"iteration": step}, {"main": {"number": number}}, {"number": number})
-    checkpointer._wait()
+    checkpointer.store.wait()
 
 
 def prepared(folder: Path) -> None:
@@ -43,7 +43,7 @@ def fail(folder: Path, disk: Disk, step: int, asynchronous: bool) -> int:
     try:
         save(checkpointer, step, 9)
     except (StorageError, Stopped):
-        return 9 if checkpointer._poll() else 3
+        return 9 if checkpointer.store.poll() else 3
     return 9
 
 

@@ -57,9 +57,9 @@ def save(folder: Path, *, asynchronous: bool = True, iteration: int = 3, disk: D
     saver = Checkpointer(folder, asynchronous=asynchronous, **({"disk": disk} if disk else {}))
     saver.add_recoverable("counts", Counts())
     counters = {"iteration": iteration, "update": 3, "epoch": 0, "samples": 12}
-    saver.save(own, counters, {}, saver._capture(own, gradients=gradients).to_tree())
-    saver._wait()
-    return [path.name for path in saver._poll()]
+    saver.save(own, counters, {}, saver.store.capture(own, gradients=gradients).to_tree())
+    saver.store.wait()
+    return [path.name for path in saver.store.poll()]
 
 
 def seed(number: int) -> None:
@@ -76,7 +76,7 @@ def draws(number: int) -> list[float]:
 def restored(folder: Path) -> tuple[list[float], int, list[float], list[float]]:
     """What a rank goes on with: what it draws, its recoverable, its gradient, and its weights."""
     seed(900)
-    checkpoint = Checkpointer(folder)._newest_valid()
+    checkpoint = Checkpointer(folder).store.newest_valid()
     assert checkpoint
     assert checkpoint.state
     state, counts = checkpoint.state, Counts()
@@ -151,11 +151,11 @@ def look_early(folder: Path) -> list[list[str]]:
     """What a rank is told of before it waits for a save, and after."""
     saver = Checkpointer(folder, asynchronous=True)
     saver.save(models(), {"iteration": 3}, {})
-    assert saver._saving
-    futures.wait([saver._saving])
-    early = saver._poll()
-    saver._wait()
-    return [[path.name for path in found] for found in (early, saver._poll())]
+    assert saver.store._saving
+    futures.wait([saver.store._saving])
+    early = saver.store.poll()
+    saver.store.wait()
+    return [[path.name for path in found] for found in (early, saver.store.poll())]
 
 
 def test_no_rank_is_told_of_a_save_before_all_wait_for_it(two_ranks: Ranks, folder: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_damaged_file_of_another_rank_is_noticed(two_ranks: Ranks, folder: Pat
 
 
 def newest(folder: Path) -> str:
-    checkpoint = Checkpointer(folder)._newest_valid()
+    checkpoint = Checkpointer(folder).store.newest_valid()
     assert checkpoint
     return checkpoint.path.name
 
@@ -296,7 +296,7 @@ def test_where_none_is_valid_all_ranks_say_so(two_ranks: Ranks, folder: Path) ->
 
 def no_checkpoint(folder: Path) -> int:
     with pytest.raises(PipelineError, match="none of its 1 checkpoints is valid") as caught:
-        Checkpointer(folder)._newest_valid()
+        Checkpointer(folder).store.newest_valid()
     return caught.value.exit_code
 
 

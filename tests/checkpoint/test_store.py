@@ -158,7 +158,7 @@ def names(folder: Path) -> list[str]:
 def test_through_the_link_old_ones_are_removed_and_the_newest_is_found(linked: Path) -> None:
     save(linked, 1, 2, 3, keep_last=2)
     assert names(linked.resolve()) == ["step-000000000002", "step-000000000003"]
-    found = Checkpointer(linked)._newest_valid()
+    found = Checkpointer(linked).store.newest_valid()
     assert found is not None
     assert (found.path, found.weights["main"]["weight"].item()) == (linked / "step-000000000003", 3.0)
 
@@ -166,7 +166,7 @@ def test_through_the_link_old_ones_are_removed_and_the_newest_is_found(linked: P
 def test_through_the_link_a_damaged_one_is_set_aside_and_the_one_before_is_used(linked: Path) -> None:
     save(linked, 1, 2)
     (linked / "step-000000000002" / "main.safetensors").write_bytes(b"")
-    found = Checkpointer(linked)._newest_valid()
+    found = Checkpointer(linked).store.newest_valid()
     assert found is not None
     assert found.path.name == "step-000000000001"
     assert [name[:22] for name in names(linked.resolve())] == [".bad-step-000000000002", "step-000000000001"]
@@ -175,7 +175,7 @@ def test_through_the_link_a_damaged_one_is_set_aside_and_the_one_before_is_used(
 def test_through_the_link_what_was_left_behind_is_tidied_up(linked: Path) -> None:
     save(linked, 1)
     (linked / ".tmp-step-000000000002-0123abcd").mkdir()
-    assert Checkpointer(linked)._newest_valid() is not None
+    assert Checkpointer(linked).store.newest_valid() is not None
     assert names(linked.resolve()) == ["step-000000000001"]
 
 
@@ -195,7 +195,7 @@ def test_no_link_within_is_followed(linked: Path, other: Path, what: str) -> Non
     shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
     inside.symlink_to(other / what)
     with pytest.raises(NoCheckpointError, match="none of its 1 checkpoints is valid"):
-        Checkpointer(linked)._newest_valid()
+        Checkpointer(linked).store.newest_valid()
 
 
 class KilledError(BaseException):
@@ -354,10 +354,10 @@ def test_fewer_than_two_are_refused(tmp_path: Path, keep_last: int) -> None:
 def test_a_protected_one_stays_until_others_are_protected(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path / "c", keep_last=2)
     save_numbered(checkpointer, 1, 2)
-    checkpointer._protect([tmp_path / "c" / "step-000000000001"])
+    checkpointer.store.protect([tmp_path / "c" / "step-000000000001"])
     save_numbered(checkpointer, 3, 4)
     assert steps(tmp_path / "c") == [1, 3, 4]
-    checkpointer._protect([tmp_path / "c" / "step-000000000003"])
+    checkpointer.store.protect([tmp_path / "c" / "step-000000000003"])
     save_numbered(checkpointer, 5, 6)
     assert steps(tmp_path / "c") == [3, 5, 6]
 
@@ -365,7 +365,7 @@ def test_a_protected_one_stays_until_others_are_protected(tmp_path: Path) -> Non
 def test_nothing_is_removed_before_a_new_one_is_committed(tmp_path: Path) -> None:
     save_numbered(Checkpointer(tmp_path / "c"), 1, 2, 3)
     checkpointer = Checkpointer(tmp_path / "c", keep_last=2)
-    assert checkpointer._newest_valid() is not None
+    assert checkpointer.store.newest_valid() is not None
     assert steps(tmp_path / "c") == [1, 2, 3]
     save_numbered(checkpointer, 4)
     assert steps(tmp_path / "c") == [3, 4]
@@ -415,7 +415,7 @@ def test_one_that_cannot_be_removed_is_told_and_the_save_counts(tmp_path: Path, 
 
     checkpointer = Checkpointer(tmp_path / "c", keep_last=2, disk=Refusing())
     save_numbered(checkpointer, 1, 2, 3)
-    assert [path.name[-1] for path in checkpointer._poll()] == ["1", "2", "3"]
+    assert [path.name[-1] for path in checkpointer.store.poll()] == ["1", "2", "3"]
     assert any("step-000000000001: cannot be removed (Permission denied); what is left" in line for line in log_lines)
 
 
@@ -438,7 +438,7 @@ def test_those_after_it_are_told_by_step(saved: list[Path]) -> None:
 def test_what_is_set_aside_is_read_by_nobody_and_comes_back_by_its_name(saved: list[Path]) -> None:
     aside = quarantine(saved[2])
     checkpointer = Checkpointer(Path("checkpoints"), keep_last=2)
-    found = checkpointer._newest_valid()
+    found = checkpointer.store.newest_valid()
     assert found is not None
     assert found.path == saved[1]
     checkpointer.save({"p": {"model": nn.Linear(1, 1)}}, {"iteration": 7}, {})

@@ -37,7 +37,7 @@ def save(checkpointer: Checkpointer, number: int) -> None:
             parameter.fill_(number)
     training = {"number": number, "moments": torch.full((250_000,), float(number))}
     checkpointer.save({"main": {"model": model}}, {"iteration": number}, {"main": {"number": number}}, training)
-    checkpointer._wait()
+    checkpointer.store.wait()
 
 
 def on_full_disk(folder: Path, asynchronous: bool, take: int) -> dict[str, int]:

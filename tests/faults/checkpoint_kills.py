@@ -32,7 +32,7 @@ def save_for_ever(folder: Path, first: int, asynchronous: bool, report: int) -> 
         checkpointer.save(models(number), {"iteration": number // 2}, {"main": {"number": number}}, {"number": number})
         # Asynchronously the one before has been committed by now, this one perhaps not.
         done = number if not asynchronous else number - 1
-        if checkpointer._poll() and done > first:
+        if checkpointer.store.poll() and done > first:
             os.write(report, done.to_bytes(8, "little"))
 
 

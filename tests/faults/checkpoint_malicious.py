@@ -273,7 +273,7 @@ def saved(folder: Path) -> Path:
 
 
 def newest(path: Path) -> None:
-    Checkpointer(path.parent, disk=Recorder())._newest_valid()
+    Checkpointer(path.parent, disk=Recorder()).store.newest_valid()
 
 
 def memory() -> int:

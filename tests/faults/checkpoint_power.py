@@ -47,7 +47,7 @@ def models(number: int) -> dict[str, dict[str, nn.Module]]:
 
 def number_of(checkpointer: Checkpointer) -> int | None:
     """Which save is the newest valid one; -1 where its parts are of several."""
-    found = checkpointer._newest_valid()
+    found = checkpointer.store.newest_valid()
     if found is None:
         return None
     numbers = {int(value) for tensor in found.weights["main"].values() for value in tensor.unique().tolist()}
@@ -73,10 +73,10 @@ def save(record: Record, folder: Path, disk: Disk, saves: Iterable[tuple[int, in
     checkpointer = Checkpointer(folder / "checkpoints", keep_last=2, disk=disk)
     for step, number in saves:
         # Somebody asks before every operation what has been committed.
-        record.report = lambda number=number: [(len(record.operations), number) for _ in checkpointer._poll()]
+        record.report = lambda number=number: [(len(record.operations), number) for _ in checkpointer.store.poll()]
         path = checkpointer.save(models(number), {"iteration": step}, {"main": {"number": number}}, {"number": number})
         record.reported.append((len(record.operations), number))
-        checkpointer._poll()
+        checkpointer.store.poll()
         if not path.is_dir():
             raise NotADirectoryError(path)
 

@@ -107,7 +107,7 @@ def test_a_small_gpt_has_the_weights_of_the_script_at_its_end_and_at_its_best(ra
     context, script = ran("nano_gpt"), by_hand("nano_gpt")
     assert numbers(context, "validate", "loss") == script["losses"]
     assert same(context["model"]["text"]["model"].state_dict(), script["weights"])
-    best = context["checkpointer"]._path_of(context["best"]["iteration"])
+    best = context["checkpointer"].store.path_of(context["best"]["iteration"])
     assert same(load_file(best / "text.safetensors"), script["best"])
     assert (context["run_dir"] / "text.txt").read_text(encoding="utf-8") == script["text"]
 

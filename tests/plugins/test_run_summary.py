@@ -24,7 +24,7 @@ class Kill:
 
     @hookimpl
     def before_batch(self, context: Context) -> None:
-        if context["train_state"]["iteration"] == 4 and not context["checkpointer"]._resumed:
+        if context["train_state"]["iteration"] == 4 and not context["checkpointer"].store.resumed:
             raise KilledError
 
 

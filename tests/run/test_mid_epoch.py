@@ -101,7 +101,7 @@ def test_another_order_of_samples_is_taken_between_two_epochs(
 ) -> None:
     run_dir = stopped(monkeypatch, config, at=STEPS_OF_EPOCH + 2)
     config["runner"][0]["save_interval"] = "1 epoch"
-    whole = GeneralTrainer(config).run()["checkpointer"]._path_of(STEPS_OF_EPOCH)
+    whole = GeneralTrainer(config).run()["checkpointer"].store.path_of(STEPS_OF_EPOCH)
     chosen = run_dir / "t" / "checkpoints" / whole.name
     (chosen.rename(run_dir / "old"), whole.rename(chosen))
     context = GeneralTrainer(config, [override], resume=chosen).run()

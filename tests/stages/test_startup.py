@@ -184,7 +184,7 @@ class Damaging(stages.Terminal):
 
     def terminal(self, context: Context) -> None:
         for step in self.steps:
-            damage(context["checkpointer"]._path_of(step))
+            damage(context["checkpointer"].store.path_of(step))
 
 
 def test_where_the_newest_is_damaged_an_infer_runner_takes_the_one_before(

@@ -135,7 +135,7 @@ def test_a_resumed_run_goes_on_with_the_same_parts_frozen(
         run(config, init_model_path=str(file), init_modules=["0", "2"], freeze=["0"])
     monkeypatch.setattr(Kill, "armed", False)
     context = run(config, resume="auto")
-    assert context["checkpointer"]._resumed.train_state["iteration"] == 3
+    assert context["checkpointer"].store.resumed.train_state["iteration"] == 3
     assert equal(weights_of(context), by_hand(config, file))
 
 

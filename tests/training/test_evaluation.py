@@ -122,7 +122,7 @@ def test_whatever_a_brain_does_to_its_step_a_run_goes_on_at_its_place_in_the_dat
     class Stop:
         @hookimpl
         def before_batch(self, context: Context) -> None:
-            if context["train_state"]["iteration"] == 4 and context["checkpointer"]._resumed is None:
+            if context["train_state"]["iteration"] == 4 and context["checkpointer"].store.resumed is None:
                 raise ZeroDivisionError
 
     unbroken = GeneralTrainer(stepping(config, resets=True)).run()["model"]["line"]["brain"]

@@ -13,6 +13,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from pipeline import Brain, Checkpointer, Stage
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
@@ -305,7 +306,7 @@ def test_another_object_than_a_checkpointer_of_ours_is_refused(tmp_path: Path) -
     with pytest.raises(
         ConfigError, match=r"RunCheckpointer; write pipeline.Checkpointer, in YAML !new:pipeline.Checkp"
     ):
-        Brain(checkpointer=RunCheckpointer(tmp_path))  # type: ignore[arg-type]
+        Brain(checkpointer=RunCheckpointer(CheckpointStore(tmp_path)))  # type: ignore[arg-type]
 
 
 def test_where_another_has_the_optimizer_or_the_model_their_state_is_found(tmp_path: Path) -> None:

@@ -649,7 +649,7 @@ class Refusing:
 
     @hookimpl
     def before_batch(self, context: Context) -> None:
-        iteration, folder = context["train_state"]["iteration"], context["checkpointer"]._folder
+        iteration, folder = context["train_state"]["iteration"], context["checkpointer"].store.folder
         for each in threading.enumerate():
             if each.name.startswith("checkpoint"):
                 each.join()
@@ -693,7 +693,7 @@ def test_with_warn_training_goes_on_and_the_next_save_is_tried(
     refused: Callable[..., Any], config: Config, log_lines: list[str]
 ) -> None:
     context = GeneralTrainer(refused(2, 4, on_save_error="warn")).run()
-    assert saved_steps(context["checkpointer"]._folder) == [1, 2, 5, 6]
+    assert saved_steps(context["checkpointer"].store.folder) == [1, 2, 5, 6]
     unbroken = GeneralTrainer(config()).run()["model"]["line"]["model"].state_dict()
     assert all(
         (value == unbroken[name]).all() for name, value in context["model"]["line"]["model"].state_dict().items()
@@ -750,7 +750,7 @@ def judged(chosen: dict[str, Any]) -> dict[str, Any]:
 def test_so_many_of_the_best_are_kept_beside_the_newest(config: Config, count: int, best: list[int]) -> None:
     keep = {"metric": "valid_score", "mode": "min", "count": count}
     context = GeneralTrainer(judged(config(epochs=6, keep_last=2, keep_best=keep))).run()
-    assert saved_steps(context["checkpointer"]._folder) == sorted({*best, 15, 18})
+    assert saved_steps(context["checkpointer"].store.folder) == sorted({*best, 15, 18})
 
 
 def test_the_best_goes_only_when_a_better_one_is_on_disk(refused: Callable[..., Any]) -> None:
@@ -759,7 +759,7 @@ def test_the_best_goes_only_when_a_better_one_is_on_disk(refused: Callable[..., 
     runner = {"epochs": 5, "keep_last": 2, "keep_best": keep, "on_save_error": "warn"}
     chosen = judged(refused(4, 13, **runner))
     context = GeneralTrainer(chosen).run()
-    assert saved_steps(context["checkpointer"]._folder) == [3, 14, 15]
+    assert saved_steps(context["checkpointer"].store.folder) == [3, 14, 15]
     assert context["best"]["iteration"] == 12
 
 

@@ -101,7 +101,7 @@ def test_the_best_is_that_of_the_set_that_keep_best_names(several: Config, run: 
     scores = {line["iteration"]: line["test_2024/mae"] for line in lines(context, "validate")}
     best = min(scores, key=lambda iteration: scores[iteration])
     assert (context["best"]["iteration"], context["best"]["value"]) == (best, scores[best])
-    assert context["checkpointer"].best("test_2024/mae", "min") == context["checkpointer"]._path_of(best)
+    assert context["checkpointer"].best("test_2024/mae", "min") == context["checkpointer"].store.path_of(best)
 
 
 def test_a_name_without_its_set_is_told_with_the_nearest(several: Config, run: Run) -> None:

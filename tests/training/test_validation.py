@@ -252,7 +252,7 @@ def test_each_number_of_a_checkpoint_is_of_the_iteration_in_which_it_was_reporte
     config: Config, run: Run, recorder: Any
 ) -> None:
     context = run(validating(config, recorder, phases=2, epochs=1, valid_interval=2, save_interval=5))
-    state = json.loads((context["checkpointer"]._path_of(5) / "state.json").read_text())
+    state = json.loads((context["checkpointer"].store.path_of(5) / "state.json").read_text())
     assert state["iterations"] == {"line0": {"loss": 3, "valid_loss": 2}, "line1": {"valid_loss": 4}}
 
 
@@ -262,7 +262,7 @@ def test_numbers_of_weights_that_were_not_trained_since_are_a_later_checkpoint_s
     chosen = validating(config, recorder, phases=2)
     chosen["phase"][0]["metrics"] = {"score": {"class": Scored, "args": {"values": [1.0, 0.0]}}}
     context = run(chosen)
-    assert context["checkpointer"].best("valid_score", "max") == context["checkpointer"]._path_of(6)
+    assert context["checkpointer"].best("valid_score", "max") == context["checkpointer"].store.path_of(6)
 
 
 def test_without_a_finite_number_there_is_no_best(config: Config, run: Run) -> None:
