@@ -94,7 +94,7 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
 def _of_pass(training: TrainPass) -> Batch | None:
     if not training.in_batch:
         return None
-    return Batch(training._batch, training.brain._batches_taken, "training", training.phase)
+    return Batch(training.brain._record.batch, training.brain._batches_taken, "training", training.phase)
 
 
 def _is_of_user(frame: FrameType) -> bool:

@@ -66,6 +66,7 @@ from pipeline.training.optim_scheduler import (
 )
 from pipeline.training.run_options import NOT_TAKEN, RunOptions, compile_modules
 from pipeline.training.schedules import Constant
+from pipeline.training.step_record import StepRecord
 from pipeline.training.unregistered import require_registered
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -137,7 +138,7 @@ class Brain:
         _train_state: the counters; in a run, ``context["train_state"]``.
         _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
         _fits: how often ``fit_batch`` was called.
-        _outputs: predictions and losses of the last batch, for the plugins; kept only where one listens.
+        _record: what becomes of the batch in work of the pass.
         _strategy: how the ranks share the work on a batch; None: there is one process.
 
     Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
@@ -190,12 +191,12 @@ class Brain:
             checkpointer.session.belong_to(self._entry())
         self.step = self._batches_taken = self._fits = 0
         self._pass_loss = Meter()
-        self._pass_numbers = Meters()
+        self._record = StepRecord(self._samples_of_batch)
+        self._pass_numbers = Meters(self._record)
         self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
         self._phase_name = ""
         self._pass_began = self._pass_batches = 0
         self._in_run = self._keeps_outputs = False
-        self._outputs: tuple[Any, Losses] = (None, {})
         self._optim_schedulers: list[OptimScheduler] = []
         self._sample_counter: Callable[[Any], int] = self._count_first_batch
         if overridden(self, Brain, "count_samples"):
@@ -431,7 +432,8 @@ class Brain:
         stand_in = strategy is not None and strategy.stand_in
         hooked = self._overrides_batch_hooks
         samples = 0 if stand_in else self._sample_counter(batch) or self._no_samples(batch)
-        self._pass_numbers.samples = samples
+        record = self._record
+        record.samples = samples
         last = 0 < self._pass_batches == self._batches_taken
         if not samples:
             return self._fit_without_samples(last=last)
@@ -457,13 +459,14 @@ class Brain:
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else losses["loss"].detach()
         self._pass_loss.waiting.append((loss, samples))
+        record.trained = True
         self._fits += 1
         if not finite or self._fits % MOST == 0:
             self._check_divergence()
         if hooked:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
         if self._keeps_outputs:
-            self._outputs = predictions, losses
+            record.predictions, record.losses = predictions, losses
         return loss
 
     def _fit_without_samples(self, *, last: bool) -> Tensor:
@@ -481,7 +484,7 @@ class Brain:
         self._train_state["update"] += updated
         loss = torch.zeros((), device=self.device)
         self._pass_loss.waiting.append((loss, 0))
-        self._outputs = None, {}
+        self._record.predictions, self._record.losses, self._record.trained = None, {}, True
         self._fits += 1
         if not finite or self._fits % MOST == 0:
             self._check_divergence()
@@ -537,7 +540,7 @@ class Brain:
             DivergedError: there were more in this pass than ``nonfinite_patience``.
         """
         # A mean over no samples is nan.
-        if self._pass_numbers.samples != 0 and not torch.isfinite(loss).all():
+        if self._record.samples != 0 and not torch.isfinite(loss).all():
             # Not nonfinite_count: where super().fit_batch has counted this loss, it would count twice.
             self._own_nonfinite += 1
             count, patience = self.nonfinite_count, self._run_options.nonfinite_patience
@@ -685,6 +688,7 @@ class Brain:
         # A scaler is shared by windows that close together, since its scale may change only between two windows.
         scalers: dict[tuple[str, int], GradScaler | None] = {}
         for scheduler in self._optim_schedulers:
+            scheduler.record = self._record
             scheduler.guarded = patience is not None
             scheduler.under_autocast = False
             scheduler.owns_all = parameters <= set(scheduler.parameters)
@@ -783,7 +787,7 @@ class Brain:
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
         self._average, self._own_nonfinite, self._due = None, 0, None
-        self._pass_numbers = Meters()
+        self._pass_numbers = Meters(self._record)
         if self._strategy:
             self._strategy.begin_pass()
         for scheduler in self._optim_schedulers:

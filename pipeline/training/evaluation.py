@@ -29,6 +29,7 @@ from pipeline.training.meters import Meter, Meters, count_together
 from pipeline.training.metrics.base import Mean, Metric, build_metrics, needs_target
 from pipeline.training.metrics.ranks import Judges, computed, in_step
 from pipeline.training.optim_scheduler import Losses
+from pipeline.training.step_record import StepRecord
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
 
@@ -43,7 +44,7 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluating(brain: Brain) -> Iterator[None]:
     """The same for a Brain; its logged numbers, step count and gradients are separate from those of the pass around it."""
-    numbers, brain._pass_numbers = brain._pass_numbers, Meters()
+    numbers, brain._pass_numbers = brain._pass_numbers, Meters(StepRecord(brain._samples_of_batch))
     step, brain.step = brain.step, 0
     try:
         with in_evaluation_mode(brain.modules), GradientsSetAside(brain.modules.parameters()):
@@ -105,7 +106,7 @@ def evaluate(
             if isinstance(batch, EmptySlice):
                 judges.judge()
                 continue
-            samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
+            samples = brain._pass_numbers.record.samples = brain._samples_of_batch(batch)
             has_batches = True
             has_samples = has_samples or samples > 0
             if not samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError
+from pipeline.training.step_record import StepRecord
 
 # Numbers that may wait on their device until they are read.
 MOST = 1000
@@ -104,15 +105,13 @@ class Meter:
 class Meters(dict[str, Meter]):
     """Means by name, as ``self.log(name, value)`` fills them.
 
-    Attributes:
-        samples: how many samples the current batch has; None if they are not counted yet.
-        batch: the current batch.
-        count_samples: counts them, where they are needed.
+    Args:
+        record: of the batches whose numbers they are; None: each has one sample.
     """
 
-    samples: int | None = 1
-    batch: Any = None
-    count_samples: Callable[[Any], int] = len
+    def __init__(self, record: StepRecord | None = None) -> None:
+        super().__init__()
+        self.record = record or StepRecord(len)
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
         """Add a number that is a mean over ``batch_size`` samples; None: the samples of the batch.
@@ -124,9 +123,7 @@ class Meters(dict[str, Meter]):
         number = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         if number.ndim:
             raise DataError(f"log('{name}', …) was given a tensor of shape {tuple(number.shape)}; give it a scalar")
-        if self.samples is None and batch_size is None:
-            self.samples = self.count_samples(self.batch)
-        samples = self.samples if batch_size is None else batch_size
+        samples = self.record.count_samples() if batch_size is None else batch_size
         if not samples:
             return
         meter = self[name]

@@ -27,6 +27,7 @@ from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
+from pipeline.training.step_record import StepRecord
 from pipeline.training.touched_rows import require_lazy_mode, sparse_parameters, step_lazily, with_dense_gradients
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -226,10 +227,9 @@ class OptimScheduler(ABC):
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
         discarded_windows: windows without an optimizer step, as far as they are known, since they were last logged.
-        epoch: the epoch that a run is at, from 0; for ``optimize`` by hand.
-        active_pass: the pass whose batch a custom loop trains on; ``optimize`` asks it for the number of samples. None
-            outside of such a loop.
-        batch_samples: the samples of the batch where there is no ``active_pass``.
+        record: what becomes of the batch in work; that of the Brain which it is bound to.
+        batch_samples: the samples of the batch where no pass is open.
+        losses: those that ``optimize`` was called with last, if this scheduler was the first of the call.
         rate: of the last update, in the first group, with ``groups`` in the last; None before the first.
         base_lr: the rate of the first group, as ``optim_conf`` sets it.
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
@@ -292,13 +292,13 @@ class OptimScheduler(ABC):
         # Whether the gradients of the open window are those of its mean loss already.
         self.averaged = False
         self.guarded = self.under_autocast = self.owns_gradients = True
-        self.real_step = self.batches = self.epoch = self.discarded_windows = 0
+        self.real_step = self.batches = self.discarded_windows = 0
         # A number of samples; a tensor while a window closes that several GPUs share.
         self.samples: Any = 0
         self.strategy = Strategy(current_world()) if current_world().size > 1 else None
         self.distributed = distributed or self.strategy is not None
         self.batch_samples = 1
-        self.active_pass: Any = None
+        self.record = StepRecord(len)
         # The other schedulers of the last call of ``optimize``, which train other parameters than this one.
         self._partners: list[OptimScheduler] | None = None
         self.losses: Losses | None = None
@@ -325,6 +325,11 @@ class OptimScheduler(ABC):
             self.set_rate(ft_factor * self.base_lr)
         self.configured = options_of(self.optimizer)
         remember_numbers(self.optimizer)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the run is at, from 0."""
+        return self.record.epoch
 
     def adopt_groups(self) -> None:
         """Take the groups into which a plugin has divided the parameters, each with the rate that it starts from."""
@@ -425,6 +430,7 @@ class OptimScheduler(ABC):
         """
         acts = self.step_per_update == 1 or self.acts()
         self.real_step += 1
+        self.record.scheduled, self.record.updated = True, self.record.updated or acts
         if acts:
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
             if self.strategy is not None and not self.averaged:
@@ -484,6 +490,7 @@ class OptimScheduler(ABC):
         # Others keep them, or they wait.
         self.owns_gradients = not (stepped or self.samples)
         if stepped:
+            self.record.scheduled, self.record.updated = True, self.record.updated or self.acts()
             self.real_step, self.samples, self.discards = self.real_step + 1, 0, False
             self.guard.close()
 
@@ -757,15 +764,10 @@ def optimize(
             error.add_note("OptimSchedulers whose losses share a graph step at once: optimize(losses, [first, second])")
         raise
     noted = {name: loss.detach() for name, loss in losses.items()}
-    passes: list[Any] = []
-    for scheduler in schedulers:
-        if scheduler.active_pass not in passes:
-            scheduler.losses = noted
-            passes.append(scheduler.active_pass)
-        elif scheduler.losses:
-            # An earlier call for the same batch may have had others.
-            earlier = scheduler.losses.items()
-            scheduler.losses = {name: loss for name, loss in earlier if name not in noted}
+    schedulers[0].losses = noted
+    for record in {id(scheduler.record): scheduler.record for scheduler in schedulers}.values():
+        # An earlier call for the same batch may have had others.
+        record.losses = {**(record.losses or {}), **noted}
     return outcome
 
 
@@ -832,6 +834,7 @@ def backward_and_step(
     closed = stepped = False
     for scheduler in optim_schedulers:
         scheduler.owns_gradients = True
+        scheduler.record.scheduled = True
         scheduler.batches += 1
         scheduler.samples += scheduler.batch_samples if samples is None else samples
         if steps and (last or scheduler.batches >= scheduler.accum_grad):
@@ -857,9 +860,9 @@ def _is_finite_on_all_ranks(optim_schedulers: Sequence[OptimScheduler]) -> bool:
 
 def _count_batches(optim_schedulers: Sequence[OptimScheduler]) -> bool:
     """Set the samples of the batch of each scheduler, and return whether there are any."""
-    counted = [scheduler for scheduler in optim_schedulers if scheduler.active_pass is not None]
+    counted = [scheduler for scheduler in optim_schedulers if scheduler.record.is_open]
     for scheduler in counted:
-        scheduler.batch_samples = scheduler.active_pass.samples_of_batch()
+        scheduler.batch_samples = scheduler.record.count_samples()
     numbers = {scheduler.batch_samples for scheduler in counted}
     # A phase that is not trained at present has no batch, so the batch is that of the other phases.
     for scheduler in optim_schedulers if len(numbers) == 1 else ():
@@ -873,7 +876,7 @@ def _samples_of(group: Sequence[OptimScheduler]) -> int:
     Raises:
         DataError: they are of phases whose batches have different numbers of samples.
     """
-    numbers = {scheduler.batch_samples for scheduler in group if scheduler.active_pass is not None}
+    numbers = {scheduler.batch_samples for scheduler in group if scheduler.record.is_open}
     averages = any(scheduler.accum_grad > 1 or scheduler.strategy is not None for scheduler in group)
     if averages and len(numbers) > 1:
         counts = " and ".join(str(number) for number in sorted(numbers))

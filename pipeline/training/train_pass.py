@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -42,12 +42,12 @@ from pipeline.training.meters import MOST
 from pipeline.training.metrics.base import judge, needs_target
 from pipeline.training.metrics.ranks import computed
 from pipeline.training.optim_scheduler import (
-    Losses,
     OptimScheduler,
     autocast,
     clear_leftovers,
     losses_by_name,
 )
+from pipeline.training.step_record import StepRecord
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
 
@@ -192,71 +192,55 @@ class TrainPass:
         self.taken: int | None = None
         self.state: PassState | None = None
         self.resources = ExitStack()
-        self._batch: Any = None
+        # Whether ``run`` trains on its batches, and whether by an update that is not the Brain's own ``fit_batch``.
+        self._is_run = self._is_custom = False
         self._remaining: Any = None
         # The batches of this round that are not taken; how many it has, and how many at most, where that is certain.
         self._batches: Iterator[Any] = iter(())
         self._length: int | None = None
         self._limit: int | None = None
-        self._iteration = self._fits = self._updates = self._steps = self._counted = 0
+        self._iteration = 0
         self._scheduled = False
         self._announced = 0
 
     def run(self, update: Callable[[Any], Any]) -> None:
-        """Train on every batch that is left. The hot loop.
+        """Train on every batch that is left.
 
         Args:
             update: trains on one batch; what it returns are losses, if it is not the Brain's own ``fit_batch``.
         """
-        loop, brain, state, context = self.loop, self.brain, self.updater.state, self.loop.context
-        if brain._averages:
+        if self.brain._averages:
             update = self._averaged(update)
-        counters, work, before, after = loop.counters, loop.work, loop.before_batch, self.after_batch
-        for batches in self._rounds():
-            schedulers = brain._optim_schedulers
-            for batch in batches:
-                brain.step += 1
-                brain._batches_taken += 1
-                self._batch, self.in_batch = batch, True
-                if before and not self.stand_in:
-                    before(context=context, phase=self.phase, batch=batch)
-                for scheduler in schedulers:
-                    if scheduler.owns_gradients and not scheduler.batches:
-                        for parameter in scheduler.parameters:
-                            if parameter.grad is not None:
-                                self._clear_leftovers(scheduler)
-                                break
-                        scheduler.owns_gradients = False
-                update(batch)
-                if not work or work[-1] is not self:
-                    loop.unwind(self)
-                # Where nothing in the update has counted it.
-                if self.in_batch:
-                    self.in_batch = False
-                    self.done += 1
-                    self._iteration += 1
-                    counters["iteration"] += 1
-                    # Assigned and not added, so that an updater which counts by itself does not count twice.
-                    state.iteration = self._iteration
-                    if after and not self.stand_in:
-                        (predictions, losses), brain._outputs = brain._outputs, (None, {})
-                        after(context=context, phase=self.phase, batch=batch, predictions=predictions, losses=losses)
-                if counters["iteration"] >= loop.due and not loop.on_due(self):
-                    loop.close(self)
-                    return
-        loop.close(self)
+        self._is_run = True
+        for batch in self._give_out(counts_first=self._is_custom):
+            update(batch)
 
     def batches(self) -> Generator[Any]:
         """The batches, for a loop of one's own; one is done when the next is asked for."""
-        loop, brain, context = self.loop, self.brain, self.loop.context
+        return self._give_out(counts_first=True)
+
+    def _give_out(self, *, counts_first: bool) -> Generator[Any]:  # noqa: PLR0912 # a call for each branch would be one a step
+        """Give out each batch, and count it when the next is asked for. The hot loop: there is no other over batches.
+
+        Args:
+            counts_first: whether code trains on the batches that may change them, and does not count their samples.
+        """
+        loop, brain, record, context = self.loop, self.brain, self.brain._record, self.loop.context
         counters, work, before = loop.counters, loop.work, loop.before_batch
         try:
             for batches in self._rounds():
-                schedulers = brain._optim_schedulers
+                schedulers, record.is_open = brain._optim_schedulers, True
                 for batch in batches:
                     brain.step += 1
                     brain._batches_taken += 1
-                    self._expect(batch)
+                    record.batch, record.samples, record.losses, record.predictions = batch, None, None, None
+                    record.trained = record.scheduled = record.updated = False
+                    record.updates_before, record.epoch = counters["update"], counters["epoch"]
+                    self.in_batch = True
+                    if self not in work:
+                        work.append(self)
+                    if counts_first:
+                        self._count_first(record, schedulers)
                     if before and not self.stand_in:
                         before(context=context, phase=self.phase, batch=batch)
                     for scheduler in schedulers:
@@ -272,13 +256,18 @@ class TrainPass:
                         loop.unwind(self)
                     if self.in_batch:
                         self.count_batch()
+                    # While the next one is waited for, nothing holds this one.
+                    record.batch = None
+                    del batch
                     if counters["iteration"] >= loop.due and not loop.on_due(self):
                         loop.close(self)
                         return
         except GeneratorExit:
-            self.dropped = True
-            # Whoever is asked next sees that it is not the youngest.
-            work.append(self)
+            # After an error in ``run`` the pass is where it was; it is not left.
+            if not self._is_run:
+                self.dropped = True
+                # Whoever is asked next sees that it is not the youngest.
+                work.append(self)
             raise
         loop.close(self)
 
@@ -318,8 +307,7 @@ class TrainPass:
                 take = metric.merge if isinstance(state, list) else metric.load_state_dict
                 take(state)
         brain._keeps_outputs |= bool(self.metrics)
-        numbers = self.updater.logged = brain._pass_numbers
-        numbers.count_samples = brain._samples_of_batch
+        self.updater.logged = brain._pass_numbers
         brain.on_stage_start(Stage.TRAIN, epoch)
         brain._log_modes()
         if brain._forgets and not self.state:
@@ -416,8 +404,8 @@ class TrainPass:
         brain._train_state["update"] += updated
         brain._check_divergence()
         self.resources.close()
+        brain._record.close()
         for scheduler in brain._optim_schedulers:
-            scheduler.active_pass = None
             scheduler.batch_samples = 1
         if brain._forgets:
             brain.zero_grad(set_to_none=True)
@@ -469,51 +457,33 @@ class TrainPass:
         self.numbers, self.state = state.numbers, state.state
         return self
 
-    def _expect(self, batch: Any) -> None:
-        """A batch is given out, on which anything may train."""
-        brain, loop = self.brain, self.loop
-        if self not in loop.work:
-            loop.work.append(self)
-        self._batch, self.in_batch, self._fits, self._updates, self._steps = batch, True, brain._fits, 0, 0
-        self._counted = brain._train_state["update"]
-        numbers, epoch = brain._pass_numbers, loop.counters["epoch"]
-        numbers.samples, numbers.batch = None, batch
-        if brain._strategy is not None and brain._strategy.average is not None:
-            brain._strategy.average.samples = brain._samples_of_batch(batch)
-        weighted = False
-        for scheduler in brain._optim_schedulers:
-            self._updates += scheduler.real_step // scheduler.step_per_update
-            self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches
-            scheduler.epoch, scheduler.losses = epoch, None
-            scheduler.active_pass = self
-            weighted = weighted or scheduler.accum_grad > 1 or scheduler.strategy is not None
-        if weighted:
-            # Counted now, since the code that trains on the batch may change it.
-            self.samples_of_batch()
-
-    def samples_of_batch(self) -> int:
-        """Return how many samples the batch has that was given out; it is counted once."""
-        numbers = self.brain._pass_numbers
-        if numbers.samples is None:
-            numbers.samples = self.brain._samples_of_batch(self._batch)
-        return numbers.samples
+    def _count_first(self, record: StepRecord, schedulers: Sequence[OptimScheduler]) -> None:
+        """Count the samples of the batch where they weigh its loss, before the code that trains on it may change it."""
+        strategy = self.brain._strategy
+        if strategy is not None and strategy.average is not None:
+            strategy.average.samples = record.count_samples()
+        for scheduler in schedulers:
+            if scheduler.accum_grad > 1 or scheduler.strategy is not None:
+                record.count_samples()
+                return
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""
-        loop, brain = self.loop, self.brain
+        loop, record = self.loop, self.brain._record
         self.in_batch = False
-        if brain._fits == self._fits:
-            # Those that ``optimize`` was called with in this batch.
-            own = (scheduler.losses or {} for scheduler in brain._optim_schedulers)
-            self._count_losses({name: loss for losses in own for name, loss in losses.items()})
+        if not record.trained:
+            self._count_losses(record)
         self.done += 1
         self._iteration += 1
         loop.counters["iteration"] += 1
+        # Assigned and not added, so that an updater which counts by itself does not count twice.
         self.updater.state.iteration = self._iteration
         if (after := self.after_batch) and not self.stand_in:
-            self._find_cleared()
-            (predictions, losses), brain._outputs = brain._outputs, (None, {})
-            after(context=loop.context, phase=self.phase, batch=self._batch, predictions=predictions, losses=losses)
+            if not self._is_run or self._is_custom:
+                self._find_cleared()
+            predictions, losses = record.predictions, record.losses or {}
+            record.predictions = record.losses = None
+            after(context=loop.context, phase=self.phase, batch=record.batch, predictions=predictions, losses=losses)
 
     def _find_cleared(self) -> None:
         """Note where code that steps by itself gathers no gradients: what a plugin then leaves can be told from them."""
@@ -531,7 +501,7 @@ class TrainPass:
 
     def _judge(self, *, batch: Any, predictions: Any, **values: Any) -> None:
         """Have the metrics judge a batch, and call the plugins."""
-        if self.brain._pass_numbers.samples == 0:
+        if self.brain._record.samples == 0:
             # A batch without samples contributes to no metric.
             if after := self.loop.after_batch:
                 after(batch=batch, predictions=predictions, **values)
@@ -549,29 +519,24 @@ class TrainPass:
         if after := self.loop.after_batch:
             after(batch=batch, predictions=predictions, **values)
 
-    def _count_losses(self, losses: Losses) -> None:
+    def _count_losses(self, record: StepRecord) -> None:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""
-        brain = self.brain
-        samples = brain._pass_numbers.samples
-        if samples is None:
-            samples = self.samples_of_batch()
+        brain, losses, samples = self.brain, record.losses, record.count_samples()
         if losses:
             reported = brain._reported_loss(losses)
             # Ranks count their losses in step, so one without samples has its place. It may be nan.
             brain._pass_loss.add(reported if samples else torch.zeros_like(reported), samples)
-        brain._outputs = None, losses if samples else {}
-        updates = sum(own.real_step // own.step_per_update for own in brain._optim_schedulers)
-        steps = sum(own.real_step * own.accum_grad + own.batches for own in brain._optim_schedulers)
-        self._scheduled |= steps > self._steps
+        record.predictions, record.losses = None, losses if samples else {}
+        self._scheduled |= record.scheduled
         brain._train_state["samples"] += samples
         if brain._strategy is not None:
             brain._strategy.samples += samples
         # Unless it is counted already: where nothing goes through the schedulers, each batch counts as one update, or each
         # window of a fit_batch.
-        if brain._train_state["update"] == self._counted:
+        if brain._train_state["update"] == record.updates_before:
             window = brain._run_options.grad_accumulation_factor if type(brain).fit_batch is not Brain.fit_batch else 1
             by_hand = brain._batches_taken % window == 0
-            brain._train_state["update"] += updates > self._updates if self._scheduled else by_hand
+            brain._train_state["update"] += record.updated if self._scheduled else by_hand
         if brain._batches_taken % MOST == 0:
             brain._check_divergence()
 
@@ -581,7 +546,7 @@ class TrainPass:
 
         def train_on(batch: Any) -> None:
             loss = update(batch)
-            if loss is not None and brain._pass_numbers.samples != 0:
+            if loss is not None and brain._record.samples != 0:
                 brain.avg_train_loss = brain.update_average(loss, brain._average or 0.0)
 
         return train_on
@@ -600,25 +565,20 @@ class TrainPass:
         # Not the Brain's autocast: the update may call fit_batch, which enters that one, and it cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)
 
+        self._is_custom, record = True, brain._record
+
         def train_on(batch: Any) -> Tensor | None:
-            self._expect(batch)
             for scheduler in brain._optim_schedulers:
                 scheduler.under_autocast = bool(around)
             # Counted already if the losses of a window are weighted.
-            samples = brain._pass_numbers.samples
-            if samples is None:
-                samples = brain._pass_numbers.samples = brain._samples_if_countable(batch)
-            without_samples = gradients_dropped(brain) if samples == 0 else nullcontext()
+            if record.samples is None:
+                record.samples = brain._samples_if_countable(batch)
+            without_samples = gradients_dropped(brain) if record.samples == 0 else nullcontext()
             with around or nullcontext(), without_samples:
                 returned = update(batch)
             losses = {} if returned is None else losses_by_name(returned, name)
             losses = {name: loss.detach() for name, loss in losses.items()}
-            if brain._fits == self._fits:
-                self._count_losses(losses)
-            else:
-                brain._outputs = brain._outputs[0], losses if brain._pass_numbers.samples else {}
-            if self.after_batch:
-                self._find_cleared()
+            record.losses = losses if record.samples or not record.trained else {}
             return losses.get("loss")
 
         return train_on
@@ -635,7 +595,7 @@ def gradients_dropped(brain: Brain) -> Iterator[None]:
 
     def drop(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         # The Brain's own fit_batch, called for something else, has counted that.
-        if brain._pass_numbers.samples:
+        if brain._record.samples:
             return gradient
         if parameter.grad is None:
             had_none.add(parameter)
