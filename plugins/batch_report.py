@@ -41,12 +41,14 @@ class Batch(NamedTuple):
         number: which of its pass, from 1; 0 where nobody has counted.
         kind: ``training`` or ``evaluation``.
         phase: its name; ``""`` in an Experiment.
+        predictions: for which its loss was to be computed, if the Brain knows them; else a frame does.
     """
 
     value: Any
     number: int
     kind: str
     phase: str
+    predictions: Any = None
 
 
 def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
@@ -64,7 +66,7 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
     if batch is None:
         return []
     phase = f" of phase '{batch.phase}'" if batch.phase else ""
-    tensors = _limited(chain(_parts_of(batch.value), _predictions([frame for frame, _ in frames])))
+    tensors = _limited(chain(_parts_of(batch.value), _predictions([frame for frame, _ in frames], batch)))
     which = f"batch {batch.number}" if batch.number else "a batch"
     lines = [f"{which} of the {batch.kind}{phase}:", *tensors]
     own = [(frame, line) for frame, line in frames if _is_of_user(frame)]
@@ -94,7 +96,8 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
 def _of_pass(training: TrainPass) -> Batch | None:
     if not training.in_batch:
         return None
-    return Batch(training.brain._record.batch, training.brain._batches_taken, "training", training.phase)
+    record = training.brain._record
+    return Batch(record.batch, training.brain._batches_taken, "training", training.phase, record.predictions)
 
 
 def _is_of_user(frame: FrameType) -> bool:
@@ -117,13 +120,14 @@ def _parts_of(batch: Any) -> Iterator[str]:
         yield from _parts("target", target)
 
 
-def _predictions(frames: list[FrameType]) -> Iterator[str]:
+def _predictions(frames: list[FrameType], batch: Batch) -> Iterator[str]:
     """Those for which a loss was to be computed."""
     for frame in reversed(frames):
         code = frame.f_code
         if code.co_name == "compute_objectives" and code.co_argcount > 1:
             yield from _parts("predictions", frame.f_locals.get(code.co_varnames[1]))
             return
+    yield from _parts("predictions", batch.predictions)
 
 
 def _parts(name: str, value: Any, depth: int = 4) -> Iterator[str]:

@@ -169,6 +169,8 @@ class Brain:
     _user_counter: tuple[Callable[[Any], Any], str] | None = None
     # The layers whose statistics ``freeze`` keeps, by name.
     _frozen_statistics: Sequence[str] = ()
+    # Whether predictions and loss of a training batch come from `_predict_and_judge`, unless somebody replaces a part of it.
+    _splits_once = False
     # What is logged once.
     _left_in_evaluation = _modes_logged = False
 
@@ -443,13 +445,15 @@ class Brain:
             self.on_fit_batch_start(batch, should_step)
         if strategy is not None:
             predictions, returned = strategy.outputs(batch, self._optim_schedulers[0], samples, last=last)
-        elif self._train_autocast is None:
-            predictions = self.compute_forward(batch, TRAIN)
-            returned = self.compute_objectives(predictions, batch, TRAIN)
-        else:
+        elif self._train_autocast is not None:
             with self._train_autocast:
                 predictions = self.compute_forward(batch, TRAIN)
                 returned = self.compute_objectives(predictions, batch, TRAIN)
+        elif self._splits_once and "compute_objectives" not in self.__dict__ and "compute_forward" not in self.__dict__:
+            predictions, returned = self._predict_and_judge(batch)
+        else:
+            predictions = self.compute_forward(batch, TRAIN)
+            returned = self.compute_objectives(predictions, batch, TRAIN)
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, self._loss_source) if plain is None else {"loss": plain}
@@ -458,13 +462,16 @@ class Brain:
         self._train_state["samples"] += samples
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else losses["loss"].detach()
-        self._pass_loss.waiting.append((loss, samples))
+        waiting = self._pass_loss.waiting
+        # `append` would be a call a step.
+        waiting += [(loss, samples)]
         record.trained = True
         self._fits += 1
         if not finite or self._fits % MOST == 0:
             self._check_divergence()
         if hooked:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
+        record.predictions = None
         if self._keeps_outputs:
             record.predictions, record.losses = predictions, losses
         return loss
@@ -489,6 +496,10 @@ class Brain:
         if not finite or self._fits % MOST == 0:
             self._check_divergence()
         return loss
+
+    def _predict_and_judge(self, batch: Any) -> tuple[Any, Any]:
+        """Return the predictions for a training batch, and their loss; for a Brain that ``_splits_once``."""
+        raise NotImplementedError
 
     def _compute(self, batch: Any) -> tuple[Any, Any]:
         """What a rank of several computes of a batch: predictions, and what ``compute_objectives`` returns."""
@@ -1085,6 +1096,7 @@ class ModuleBrain(Brain):
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
         super().__init__({"model": module})
         self.module, self.loss = module, loss
+        self._splits_once = type(self) is ModuleBrain and loss is not None
         self._signature = inspect.signature(module.forward)
         by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
         parameters = self._signature.parameters.items()
@@ -1102,6 +1114,21 @@ class ModuleBrain(Brain):
         if isinstance(self.loss, nn.Module):
             self.loss.to(self.device)
         self.module = self.modules["model"]
+
+    def _predict_and_judge(self, batch: Any) -> tuple[Any, Any]:
+        """Do what ``compute_forward`` and ``compute_objectives`` do, with fewer calls."""
+        inputs, target = split(batch)
+        if type(inputs) is not Tensor or self.loss is None:
+            predictions = self.compute_forward(batch, TRAIN)
+            return predictions, self.compute_objectives(predictions, batch, TRAIN)
+        try:
+            predictions = self.module(inputs)
+        except TypeError as error:
+            self._explain(error, inputs)
+            raise
+        # Whoever describes a batch for which the loss fails finds them there.
+        self._record.predictions = predictions
+        return predictions, self.loss(predictions, target)
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The module's output for the batch's inputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -223,7 +223,8 @@ class TrainPass:
         """Give out each batch, and count it when the next is asked for. The hot loop: there is no other over batches.
 
         Args:
-            counts_first: whether code trains on the batches that may change them, and does not count their samples.
+            counts_first: whether the samples are counted, where they weigh the loss, before the batch is given out: the code
+                that trains on it may change it.
         """
         loop, brain, record, context = self.loop, self.brain, self.brain._record, self.loop.context
         counters, work, before = loop.counters, loop.work, loop.before_batch
@@ -240,7 +241,13 @@ class TrainPass:
                     if self not in work:
                         work.append(self)
                     if counts_first:
-                        self._count_first(record, schedulers)
+                        strategy = brain._strategy
+                        if strategy is not None and strategy.average is not None:
+                            strategy.average.samples = record.count_samples()
+                        for scheduler in schedulers:
+                            if scheduler.accum_grad > 1 or scheduler.strategy is not None:
+                                record.count_samples()
+                                break
                     if before and not self.stand_in:
                         before(context=context, phase=self.phase, batch=batch)
                     for scheduler in schedulers:
@@ -456,16 +463,6 @@ class TrainPass:
         self.over, self.validated, self.number, self.done = state.over, state.validated, state.number, state.done
         self.numbers, self.state = state.numbers, state.state
         return self
-
-    def _count_first(self, record: StepRecord, schedulers: Sequence[OptimScheduler]) -> None:
-        """Count the samples of the batch where they weigh its loss, before the code that trains on it may change it."""
-        strategy = self.brain._strategy
-        if strategy is not None and strategy.average is not None:
-            strategy.average.samples = record.count_samples()
-        for scheduler in schedulers:
-            if scheduler.accum_grad > 1 or scheduler.strategy is not None:
-                record.count_samples()
-                return
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""

@@ -150,4 +150,4 @@ def test_of_an_infer_runner_it_would_be_ignored() -> None:
 
 def test_without_it_a_checkpoint_keeps_no_time_that_would_differ_between_two_runs() -> None:
     state = GeneralTrainer(config(max_time=None, epochs=1)).run()["checkpointer"]
-    assert state._newest_valid().state.seconds is None
+    assert state.store.newest_valid().state.seconds is None
