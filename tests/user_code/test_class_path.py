@@ -302,7 +302,7 @@ def test_a_module_that_code_may_hide_is_found_when_it_is_loaded() -> None:
     """The package has a function that makes attributes."""
     path = class_path.parse("pipeline.stages.startup")
     assert class_path.define(path) is None
-    with pytest.raises(ClassPathError, match="'pipeline.stages.startup': startup is a module"):
+    with pytest.raises(ClassPathError, match=r"'pipeline\.stages\.startup': startup is a module"):
         class_path.load(path)
 
 
