@@ -179,7 +179,9 @@ class Workplace:
             finally:
                 self._write(file, source)
             mutant.seconds = round(time.monotonic() - began, 1)
-            if mutant.outcome != "noticed" or self._run([mutant.by])[0] == "survived":
+            # A test that pytest names otherwise when it fails cannot be run by itself.
+            alone = mutant.by in usable and mutant.outcome == "noticed"
+            if not alone or self._run([mutant.by])[0] == "survived":
                 return
             # It fails without the change too, so it says nothing about the mutant.
             self._broken.add(mutant.by)
