@@ -38,7 +38,8 @@ Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Each process of the tests computes on one core; read when torch is imported, by programs that a test starts too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch asks the name server for each host that connects, which is this one. Without an answer, wait one second, not five.
+# torch looks up the name of each host that connects to its store. If the name server does not answer, wait for one
+# second instead of five.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # What a shell starts in the background ignores Ctrl-C, and so does what it starts; tests send it to runs.
 signal.signal(signal.SIGINT, signal.default_int_handler)

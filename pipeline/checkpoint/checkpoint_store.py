@@ -1,4 +1,4 @@
-"""CheckpointStore: saves and restores the checkpoints of one folder, for the code that trains."""
+"""CheckpointStore: saves and restores the checkpoints in one folder, for the code that trains."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from pipeline.errors import CheckpointError, ConfigError
 
 
 class CheckpointStore:
-    """The checkpoints of one folder.
+    """The checkpoints in one folder.
 
-    Of several processes all have to save: rank 0 writes what they share, each of the others what it alone has.
+    All ranks must call ``save``: rank 0 writes what they share, and each other rank writes its own state.
 
     Args:
         folder: where they are; made with the first.
@@ -40,8 +40,8 @@ class CheckpointStore:
         disk: what writes.
 
     Attributes:
-        folder: where they are.
-        resumed: the checkpoint from which the training goes on; None: it began anew.
+        folder: the folder.
+        resumed: the checkpoint from which training was resumed; None if it was not.
         initial: the models as they were before anything was restored; None before ``begin``.
         recoverables: name -> object whose state each checkpoint keeps.
 
@@ -150,7 +150,7 @@ class CheckpointStore:
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
     def protect(self, paths: Iterable[Path]) -> None:
-        """Keep these checkpoints, such as the best, however old they get; it replaces those of an earlier call."""
+        """Keep these checkpoints, such as the best ones, however old they are. This replaces an earlier call."""
         self._protected = frozenset(paths)
 
     def path_of(self, iteration: int, suffix: str = "") -> Path:
@@ -232,7 +232,7 @@ class CheckpointStore:
             )
 
     def resume_from(self, checkpoint: LoadedCheckpoint | None) -> None:
-        """Note from which checkpoint the training goes on; None: it begins anew, or has gone on already."""
+        """Set the checkpoint from which training resumes; None if it does not, or has already resumed."""
         self.resumed = checkpoint
 
     def restore_modes(self, models: Models) -> None:
@@ -242,27 +242,11 @@ class CheckpointStore:
             self.initial.restore_modes(models, state.modes.to_tree())
 
     def best(self, metric: str, mode: str) -> Path | None:
-        """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
-
-        Only numbers of its own iteration count, and not those that a later checkpoint shows beside its weights.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none knows the number as its own.
-        """
+        """Return the best checkpoint by a metric, see ``RunCheckpointer.best``."""
         return reader.best_by_metric(self.all(), metric, mode)
 
     def load_weights(self, path: str | Path, models: Models) -> None:
-        """Load the weights of a checkpoint into every phase, or those of a file into the only phase.
-
-        A phase takes the weights saved under its name; where both sides have just one, the names may differ.
-
-        Args:
-            path: a checkpoint, a ``.safetensors`` file, or a ``.pt``, ``.pth`` or ``.bin`` file that ``torch.save`` wrote.
-            models: phase -> what the network stage built for it.
-
-        Raises:
-            CheckpointError: it is missing or damaged, or does not fit the models.
-        """
+        """Load the weights of a checkpoint or a file, see ``RunCheckpointer.load_weights``."""
         self.wait()
         checkpoint = foreign.read_weights(Path(path))
         weights.load_weights(checkpoint.weights, models, str(path), checkpoint.resized)

@@ -140,13 +140,13 @@ def _marked(kind: type, mark: str) -> _Hook:
 
 
 class _Request(NamedTuple):
-    """A checkpoint that a call has asked for.
+    """A checkpoint that user code has requested.
 
     Attributes:
         meta: plain data by which it can be found.
-        suffix: what stands behind the iteration in the name of its folder.
+        suffix: the end of the name of its folder, after the iteration.
         verbosity: level of its log line, as in ``logging``.
-        deletions: keyword arguments of the calls of ``delete_checkpoints`` that follow it.
+        deletions: the keyword arguments of each call of ``delete_checkpoints`` that follows the save.
     """
 
     meta: dict[str, Any]
@@ -156,16 +156,16 @@ class _Request(NamedTuple):
 
 
 class BrainSession:
-    """What a Brain and its ``fit`` do with a Checkpointer: its calls then save and load the Brain too.
+    """The use of a Checkpointer by a Brain and its ``fit``.
 
     Args:
-        checkpointer: the Checkpointer.
+        checkpointer: the Checkpointer, which then saves and loads the Brain too.
 
     Attributes:
-        models: the Brain, as the models of a run; empty where a script calls without one.
-        requests: what calls have asked for since the last save of ``fit``; None where no ``fit`` trains.
-        weights_alone: whether an evaluation within a fit loads: what the fit counts by stays then.
-        end_of_epoch: whether the checkpoint that is saved is of the end of an epoch.
+        models: the Brain, in the form in which a run has its models; empty in a script without a Brain.
+        requests: the checkpoints requested since the last save of ``fit``; None if no ``fit`` is running.
+        weights_alone: whether only weights are loaded, because an evaluation runs within a fit.
+        end_of_epoch: whether the checkpoint that is being saved is from the end of an epoch.
     """
 
     def __init__(self, checkpointer: Checkpointer) -> None:
@@ -177,12 +177,12 @@ class BrainSession:
         self._wake: Callable[[], object] = object
 
     def belong_to(self, models: Models) -> None:
-        """Save and load a Brain from now on; another may have had the Checkpointer before."""
+        """Save and load this Brain from now on. The Checkpointer may have belonged to another Brain before."""
         self.models = models
 
     @contextmanager
     def in_use(self, models: Models) -> Iterator[None]:
-        """In the block, a Brain is trained by ``fit``, or evaluated, maybe within a fit."""
+        """Use the Checkpointer for a ``fit`` or an evaluation of a Brain in the block."""
         self.belong_to(models)
         before = self.requests, self.weights_alone
         self.weights_alone = self.requests is not None
@@ -192,22 +192,22 @@ class BrainSession:
             self.requests, self.weights_alone = before
 
     def begin_fit(self, wake: Callable[[], object]) -> None:
-        """Collect what calls ask for, until ``end_fit`` or the end of the block ``in_use``.
+        """Collect requests from now on, until ``end_fit`` or the end of the block ``in_use``.
 
         Args:
-            wake: has the fit look at the requests after the current batch.
+            wake: makes the fit check the requests after the current batch.
         """
         self.requests, self._wake = [], wake
 
     def end_fit(self) -> None:
-        """Have calls save at once again; no fit goes on from what they save."""
+        """Save requested checkpoints immediately again. A later fit does not resume from these."""
         self.requests = None
 
     def ask(self, request: _Request) -> None:
-        """Have the next save of ``fit`` do what a call has asked for.
+        """Add a request to the next save of ``fit``.
 
         Raises:
-            ConfigError: it has another name than what was asked for before.
+            ConfigError: an earlier request has another name.
         """
         self.requests = self.requests or []
         names = [own.suffix[1:] for own in self.requests if own.suffix not in {"", request.suffix}]
@@ -219,11 +219,11 @@ class BrainSession:
         self._wake()
 
     def begin_save(self, *, end_of_epoch: bool) -> None:
-        """Say, before the state is captured, whether an epoch is over: functions that write files are told of it."""
+        """Set whether an epoch has ended, before the state is captured. Custom save hooks receive this."""
         self.end_of_epoch = end_of_epoch
 
     def save(self, models: Models, train_state: Mapping[str, int], *rest: Any) -> Path:
-        """Write a checkpoint of ``fit``, as ``CheckpointStore.save``, with what was asked for meanwhile."""
+        """Write a checkpoint of ``fit``, as ``CheckpointStore.save`` does, and answer the requests with it."""
         requests, self.requests = self.requests or [], []
         checkpointer, iteration = self._checkpointer, train_state["iteration"]
         suffix = next((own.suffix for own in reversed(requests) if own.suffix), "")

@@ -399,7 +399,7 @@ class SeededLoader(DataLoader[Any]):
         return self._position.track(batches) if self._position else batches
 
     def end_workers(self) -> None:
-        """End the workers that stay between passes; the next pass starts others."""
+        """End the worker processes that are kept between passes. The next pass starts new ones."""
         for copied in (self._fetching and self._fetching[0], self._in_order, self.evaluated):
             if copied is not None:
                 end_workers(copied)
@@ -667,10 +667,13 @@ def keeps_workers(loader: Any) -> bool:
 
 
 def end_workers(loader: Any) -> None:
-    """End the workers that a loader keeps between passes; the next pass starts others.
+    """End the worker processes that a loader keeps between passes. The next pass starts new ones.
 
-    Otherwise they would live as long as the loader. If it is then collected in a reference cycle, its queues are closed
-    before its workers hear that they are to end, and torch waits five seconds for each of them.
+    Otherwise they live as long as the loader. If the loader is collected in a reference cycle, its queues are closed
+    before its workers are told to exit, and torch waits five seconds for each worker.
+
+    Args:
+        loader: any object. Nothing happens unless it is a DataLoader with ``persistent_workers``.
     """
     loader = _whole(loader)
     if isinstance(loader, SeededLoader):

@@ -102,7 +102,7 @@ class World:
     last_words: Callable[[Failure], object] = str
     _failure: Failure | None = field(default=None, init=False)
     _may_stay: threading.Event = field(default_factory=threading.Event, init=False)
-    # Connections to the store that threads have used.
+    # Connections to the store that no thread uses at present.
     _idle_stores: list[Any] = field(default_factory=list, init=False)
 
     @property
@@ -233,14 +233,15 @@ class World:
         return self._report(Failure(min(silent), ExitCode.FAILED, f"rank {min(silent)} {what}{seen}; see its log"))
 
     def in_thread(self) -> World:
-        """The same world for a thread, which may not share the connection to the store; collectives are not for it.
+        """Return this world for another thread, which needs its own connection to the store and makes no collectives.
 
-        To connect takes seconds where the name server is slow: torch asks it for the name of each host that connects.
+        A connection that another thread has returned with ``reuse`` is used again. Opening one can take seconds:
+        torch looks up the name of each host that connects.
         """
         return replace(self, store=self._idle_stores.pop() if self._idle_stores else self.store.clone())
 
     def reuse(self, in_thread: World) -> None:
-        """Keep the connection of a thread that does not need it any more for the next thread."""
+        """Keep the connection of a thread that has finished, for the next call of ``in_thread``."""
         self._idle_stores.append(in_thread.store)
 
     # The store: without a collective, and so also where the processes are not at the same place.

@@ -450,7 +450,7 @@ class RunnerSession:
             self.resources.enter_context(deterministic())
 
     def _end_workers(self) -> None:
-        """End the workers of the loaders in ``context["dataset"]``, which nobody needs after the runner."""
+        """End the worker processes of the loaders in ``context["dataset"]``. They are not needed after the runner."""
         loaders = self.context.peek("dataset")
         for loader in loaders.values() if isinstance(loaders, Mapping) else ():
             end_workers(loader)

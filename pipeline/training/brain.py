@@ -138,7 +138,7 @@ class Brain:
         _train_state: the counters; in a run, ``context["train_state"]``.
         _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
         _fits: how often ``fit_batch`` was called.
-        _record: what becomes of the batch in work of the pass.
+        _record: what happens to the active batch.
         _strategy: how the ranks share the work on a batch; None: there is one process.
 
     Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
@@ -169,7 +169,8 @@ class Brain:
     _user_counter: tuple[Callable[[Any], Any], str] | None = None
     # The layers whose statistics ``freeze`` keeps, by name.
     _frozen_statistics: Sequence[str] = ()
-    # Whether predictions and loss of a training batch come from `_predict_and_judge`, unless somebody replaces a part of it.
+    # Whether a training batch is computed by `_predict_and_judge`. That needs fewer calls, but does not call
+    # compute_forward and compute_objectives, which an instance may have replaced.
     _splits_once = False
     # What is logged once.
     _left_in_evaluation = _modes_logged = False
@@ -463,7 +464,7 @@ class Brain:
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else losses["loss"].detach()
         waiting = self._pass_loss.waiting
-        # `append` would be a call a step.
+        # Without `append`, which would be one more call in each step.
         waiting += [(loss, samples)]
         record.trained = True
         self._fits += 1
@@ -498,7 +499,7 @@ class Brain:
         return loss
 
     def _predict_and_judge(self, batch: Any) -> tuple[Any, Any]:
-        """Return the predictions for a training batch, and their loss; for a Brain that ``_splits_once``."""
+        """Return the predictions for a training batch and their loss. Only called if ``_splits_once`` is set."""
         raise NotImplementedError
 
     def _compute(self, batch: Any) -> tuple[Any, Any]:
@@ -1054,11 +1055,14 @@ class Brain:
                 self.checkpointer = checkpointer
 
     def _entry(self) -> dict[str, Any]:
-        """What a checkpointer takes for the models of a run."""
+        """Return this Brain in the form in which a run passes its models to a checkpointer."""
         return {NAME: {"model": self, "brain": self}}
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, workers: ExitStack) -> Any:
-        """The loader itself, or a loader made of a dataset, whose workers ``workers`` ends; of a debug run, some batches."""
+        """Return the loader itself, or one made of a dataset; in a debug run, a few of its batches.
+
+        ``workers`` ends the worker processes of a loader that is made here.
+        """
         loader, options = data, self._run_options
         if hasattr(data, "__getitem__") or isinstance(data, Dataset):
             loader = self.make_dataloader(data, stage, **(keywords or {}))
@@ -1126,7 +1130,7 @@ class ModuleBrain(Brain):
         except TypeError as error:
             self._explain(error, inputs)
             raise
-        # Whoever describes a batch for which the loss fails finds them there.
+        # If the loss raises an error, the report about the batch shows the predictions.
         self._record.predictions = predictions
         return predictions, self.loss(predictions, target)
 

@@ -106,7 +106,7 @@ class Meters(dict[str, Meter]):
     """Means by name, as ``self.log(name, value)`` fills them.
 
     Args:
-        record: of the batches whose numbers they are; None: each has one sample.
+        record: says how many samples the active batch has; None counts one sample for each number.
     """
 
     def __init__(self, record: StepRecord | None = None) -> None:

@@ -227,9 +227,9 @@ class OptimScheduler(ABC):
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
         discarded_windows: windows without an optimizer step, as far as they are known, since they were last logged.
-        record: what becomes of the batch in work; that of the Brain which it is bound to.
+        record: what happens to the active batch; shared with the Brain to which the scheduler is bound.
         batch_samples: the samples of the batch where no pass is open.
-        losses: those that ``optimize`` was called with last, if this scheduler was the first of the call.
+        losses: the losses of the last call of ``optimize`` in which this scheduler was the first one.
         rate: of the last update, in the first group, with ``groups`` in the last; None before the first.
         base_lr: the rate of the first group, as ``optim_conf`` sets it.
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
@@ -328,7 +328,7 @@ class OptimScheduler(ABC):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the run is at, from 0."""
+        """The current epoch, counted from 0."""
         return self.record.epoch
 
     def adopt_groups(self) -> None:

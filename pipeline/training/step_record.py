@@ -1,4 +1,4 @@
-"""What becomes of the batch that a Brain is trained on: whoever trains fills it in, and the pass reads it."""
+"""StepRecord: what happens to the active batch of a pass. The code that trains fills it in, and the pass reads it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Any
 
 
 class StepRecord:
-    """The batch in work of a pass.
+    """What happens to the active batch of a Brain.
+
+    A Brain has one record, since only one pass at a time may train it.
 
     Args:
         count: returns how many samples a batch has.
 
     Attributes:
-        is_open: whether a pass is going on.
+        is_open: whether a pass has started and not ended.
         batch: the batch; None between two batches.
-        samples: how many samples it has; None: they are not counted yet.
-        losses: the losses that it was trained on, by name; None: there are none yet.
-        predictions: those of the Brain, where a plugin or a metric asks for them.
+        samples: the number of samples in the batch; None until they are counted.
+        losses: name -> loss that the batch was trained on; None if there is none yet.
+        predictions: the predictions of the Brain, if a plugin or a metric needs them.
         trained: whether ``Brain.fit_batch`` has counted its loss, samples and update.
-        scheduled: whether an OptimScheduler has taken part.
-        updated: whether one has acted.
-        updates_before: how many updates there were before the batch.
-        epoch: the epoch that is running, from 0.
+        scheduled: whether an OptimScheduler has counted the batch.
+        updated: whether an OptimScheduler has ended an update.
+        updates_before: the number of updates before the batch.
+        epoch: the current epoch, counted from 0.
     """
 
     __slots__ = (
@@ -50,11 +52,11 @@ class StepRecord:
         self.updates_before = self.epoch = 0
 
     def count_samples(self) -> int:
-        """Return how many samples the batch has; they are counted once."""
+        """Return the number of samples in the batch. They are counted once."""
         if self.samples is None:
             self.samples = self._count(self.batch)
         return self.samples
 
     def close(self) -> None:
-        """End a pass: no batch is in work any more."""
+        """Mark the pass as ended. It has no active batch any more."""
         self.is_open, self.batch = False, None

@@ -192,7 +192,7 @@ class TrainPass:
         self.taken: int | None = None
         self.state: PassState | None = None
         self.resources = ExitStack()
-        # Whether ``run`` trains on its batches, and whether by an update that is not the Brain's own ``fit_batch``.
+        # Whether ``run`` consumes the batches, and whether its update is something else than the Brain's own ``fit_batch``.
         self._is_run = self._is_custom = False
         self._remaining: Any = None
         # The batches of this round that are not taken; how many it has, and how many at most, where that is certain.
@@ -220,11 +220,11 @@ class TrainPass:
         return self._give_out(counts_first=True)
 
     def _give_out(self, *, counts_first: bool) -> Generator[Any]:  # noqa: PLR0912 # a call for each branch would be one a step
-        """Give out each batch, and count it when the next is asked for. The hot loop: there is no other over batches.
+        """Yield each batch, and count it when the next one is requested. This is the only loop over training batches.
 
         Args:
-            counts_first: whether the samples are counted, where they weigh the loss, before the batch is given out: the code
-                that trains on it may change it.
+            counts_first: whether to count the samples before the batch is yielded, if they weigh its loss. The code that
+                trains on the batch may change it.
         """
         loop, brain, record, context = self.loop, self.brain, self.brain._record, self.loop.context
         counters, work, before = loop.counters, loop.work, loop.before_batch
@@ -263,14 +263,14 @@ class TrainPass:
                         loop.unwind(self)
                     if self.in_batch:
                         self.count_batch()
-                    # While the next one is waited for, nothing holds this one.
+                    # Free the batch before the loader is asked for the next one.
                     record.batch = None
                     del batch
                     if counters["iteration"] >= loop.due and not loop.on_due(self):
                         loop.close(self)
                         return
         except GeneratorExit:
-            # After an error in ``run`` the pass is where it was; it is not left.
+            # ``run`` only leaves the generator early after an error, and then the pass stays as it is.
             if not self._is_run:
                 self.dropped = True
                 # Whoever is asked next sees that it is not the youngest.
