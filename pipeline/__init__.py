@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
     from pipeline.training.optim_scheduler import optimize as optimize
     from pipeline.training.run_options import RunOptions as RunOptions
+    from pipeline.training.run_options import parse_arguments as parse_arguments
     from pipeline.training.script import create_experiment_directory as create_experiment_directory
-    from pipeline.training.script import parse_arguments as parse_arguments
     from pipeline.training.triggers import Trigger as Trigger
     from pipeline.training.updater import StandardUpdater as StandardUpdater
     from pipeline.training.updater import Updater as Updater
@@ -58,8 +58,8 @@ _HOMES = {
     "pipeline.trainer": ("GeneralTrainer",),
     "pipeline.training.brain": ("Brain", "Stage"),
     "pipeline.training.optim_scheduler": ("OptimScheduler", "optimize"),
-    "pipeline.training.run_options": ("RunOptions",),
-    "pipeline.training.script": ("create_experiment_directory", "parse_arguments"),
+    "pipeline.training.run_options": ("RunOptions", "parse_arguments"),
+    "pipeline.training.script": ("create_experiment_directory",),
     "pipeline.training.triggers": ("Trigger",),
     "pipeline.training.updater": ("StandardUpdater", "Updater", "UpdaterBase", "UpdaterState"),
 }

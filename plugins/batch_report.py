@@ -96,8 +96,8 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
 def _of_pass(training: TrainPass) -> Batch | None:
     if not training.in_batch:
         return None
-    record = training.brain._record
-    return Batch(record.batch, training.brain._batches_taken, "training", training.phase, record.predictions)
+    predictions = training.trainable.record.predictions
+    return Batch(training.batch, training.in_round, "training", training.phase, predictions)
 
 
 def _is_of_user(frame: FrameType) -> bool:

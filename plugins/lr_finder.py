@@ -26,6 +26,7 @@ from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.phase import pass_loader, phase_errors, phase_of
 from pipeline.training.train_pass import PassLoop, TrainPass
+from pipeline.training.trainable import trainable_of
 from pipeline.training.updater import is_plain
 
 # How much of the smoothed loss stays with each further one.
@@ -208,8 +209,7 @@ class RangeTest(PassLoop):
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
         """The same batches again."""
-        training.brain._batches_taken = 0
-        training.resources.close()
+        training.begin_round()
         return training.read(self.loader, interruptible=False)
 
     def on_due(self, training: TrainPass) -> bool:
@@ -225,8 +225,8 @@ class RangeTest(PassLoop):
             return self.waited < self.patience
         self.updated, self.waited, self.curve.end = False, 0, ALL
         # All processes search, by the losses of all.
-        training.brain._count_together()
-        loss = training.brain._pass_loss.recent()
+        training.trainable.gather()
+        loss = training.trainable.numbers.loss.recent()
         if not math.isfinite(loss):
             self.curve.end = f"the loss is no number at {self.rates[len(self.curve.rates)]:.2g}"
             return False
@@ -258,12 +258,11 @@ def search(context: Context, phase: Phase, rates: list[float], diverges: float) 
     observer, hookspecs.observer = hookspecs.observer, None
     try:
         test = RangeTest(context, phase, rates, diverges)
-        training = TrainPass(test, phase.name, phase["brain"], phase["updater"])
-        training.repeat = True
+        training = TrainPass(test, phase.name, phase["brain"], phase["updater"], repeat=True)
         plain = is_plain(training.brain, training.updater)
         name = f"{type(phase.updater).__name__}.update"
         with phase_errors(phase.name), training.resources:
-            training.run(phase.brain.fit_batch if plain else training.custom(phase.updater.update, name))
+            training.run(training.trainable.fit_batch if plain else training.custom(phase.updater.update, name))
     except DivergedError:
         test.curve.end = f"the loss is no number at {rates[len(test.curve.rates)]:.2g}"
     finally:
@@ -313,20 +312,29 @@ class Snapshot:
             for part in module.modules()
         }
         self.buffers = [(value, value.clone()) for part in modules for value in part.buffers(recurse=False)]
-        owners: list[Any] = [*self.brains, *modules, *(entry["updater"] for entry in models.values())]
+        updaters = [entry["updater"] for entry in models.values()]
+        trained = [trainable_of(brain) for brain in self.brains]
+        owners: list[Any] = [*self.brains, *trained, *modules, *updaters, *(updater.state for updater in updaters)]
+        # These have slots in place of a dict.
+        slotted: list[Any] = [trainable.record for trainable in trained]
         for entry in models.values():
             for scheduler in entry["optim_schedulers"].values():
                 owners += [scheduler, scheduler.guard, scheduler.optimizer]
+                slotted.append(scheduler.window)
         # A loader may keep its workers, who draw a seed when they begin.
         owners += [loader for loader in loaders if hasattr(loader, "__dict__")]
         dicts: list[dict[str, Any]] = [*(vars(owner) for owner in owners), *(part._buffers for part in modules)]
         self.attributes = [(own, dict(own)) for own in dicts]
+        self.slots = [(own, {name: getattr(own, name) for name in own.__slots__}) for own in slotted]
 
     def restore(self) -> None:
         """Put it back."""
         for own, before in self.attributes:
             own.clear()
             own.update(before)
+        for part, values in self.slots:
+            for name, value in values.items():
+                setattr(part, name, value)
         for buffer, value in self.buffers:
             buffer.data.copy_(value)
         for brain in self.brains:

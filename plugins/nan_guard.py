@@ -19,6 +19,7 @@ from pipeline.training.brain import Brain, Stage
 from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
 from pipeline.training.phase import phase_of
 from pipeline.training.touched_rows import with_dense_gradients
+from pipeline.training.trainable import trainable_of
 
 from .shared.brain_copy import copy_of
 
@@ -151,7 +152,7 @@ class _Repeat:
                 after = module.register_forward_hook(self._watch(f"the output of {place}"), with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
-            with autocast(brain._run_options.precision, brain.device) or nullcontext():
+            with autocast(trainable_of(brain).options.precision, brain.device) or nullcontext():
                 predictions = brain.compute_forward(batch, Stage.TRAIN)
                 self.events += _events_of("what compute_forward returns", predictions)
                 returned = brain.compute_objectives(predictions, batch, Stage.TRAIN)

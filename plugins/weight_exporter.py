@@ -23,13 +23,14 @@ from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.batch import split, to_device
+from pipeline.data.batch import count_samples, count_targets, split, to_device
 from pipeline.data.loader import first_batches
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, StorageError, one_of
 from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.evaluation import evaluating, in_evaluation_mode
 from pipeline.training.phase import pass_loader
+from pipeline.training.trainable import trainable_of
 
 NAME = "inference"
 
@@ -304,7 +305,8 @@ def example_calls(phase: str, model: Any, brain: Brain, batch: Any) -> list[Call
     One sample is repeated, since torch.export takes a size of 1 for a constant. A model that returns a loss gets no target.
     """
     # Its rows, and not the tokens or the like that a count_samples of the user's counts.
-    samples = type(brain)._count(batch) or brain._samples_of_batch(batch)
+    rows = count_targets(batch) if isinstance(brain, ModuleBrain) else count_samples(batch)
+    samples = rows or trainable_of(brain).samples_of(batch)
     if samples == 1:
         batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
     if isinstance(brain, ModuleBrain):

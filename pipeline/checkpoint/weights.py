@@ -351,7 +351,7 @@ def freeze_statistics(models: Models, patterns: Sequence[str], where: str) -> li
     for layer in frozen:
         layer.eval()
     for brain in {id(entry["brain"]): entry["brain"] for entry in models.values() if "brain" in entry}.values():
-        brain._freeze_statistics(frozen)
+        brain._trainable.freeze_statistics(frozen)
     return names
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from loguru import logger
@@ -13,6 +13,58 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.distributed.world import World
+
+
+class Computation(Protocol):
+    """What the ranks train together."""
+
+    @property
+    def modules(self) -> nn.ModuleDict:
+        """The modules that are trained."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def options(self) -> Options:
+        """How it computes."""
+
+    def compute(self, batch: Any) -> tuple[Any, Any]:
+        """Return the predictions for a batch, and a loss or several by name."""
+
+
+class Options(Protocol):
+    """The run options that concern the ranks."""
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether some parameters are in no loss of some batch."""
+
+
+class Windowed(Protocol):
+    """Gathers the gradients of some parameters over a window of batches."""
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What it trains."""
+
+    def has_open_window(self) -> bool:
+        """Whether gradients of a window are there, or a backward for one is running."""
+
+
+class WindowSums(NamedTuple):
+    """What a window comes to on all ranks together.
+
+    Attributes:
+        samples: a number, or a tensor on a GPU.
+        discards: whether a loss of it is known not to be finite; on a GPU that is not known.
+        bad: on a GPU, 1 if the window is to be discarded, else 0; None on a CPU.
+    """
+
+    samples: float | Tensor
+    discards: bool
+    bad: Tensor | None
 
 
 class Strategy:
@@ -24,27 +76,28 @@ class Strategy:
 
     Args:
         world: the ranks.
-        brain: what is trained; None: for schedulers without a Brain, of which nothing is computed through ``outputs``.
+        computation: what is trained; None: for schedulers without a Brain, of which nothing is computed through ``outputs``.
+        sync_batchnorm: whether BatchNorm goes over the slices of all ranks; on GPUs only.
 
     Attributes:
-        sync_batchnorm: whether BatchNorm goes over the slices of all ranks; on GPUs only.
         reason: why DDP does not fit; ``""``: it does.
-        stand_in: whether the batch in work stands in for an empty slice.
-        has_more: whether this rank has another batch after this one; None: all have as many.
-        samples: those of this rank since the ranks have counted together.
         in_ddp: what goes backward with its loss, so that the numbers reach all ranks; None: DDP has not computed the loss.
-        finite: whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
         average: averages gradients after each backward, for a ``fit_batch`` that steps by itself; None: nobody does.
     """
 
-    def __init__(self, world: World, brain: Any = None) -> None:
-        self.world, self.brain = world, brain
-        self.reason = "" if brain else "an optimizer is not that of a Brain"
-        self.sync_batchnorm = self.stand_in = self._reduced = self._logged = False
+    def __init__(self, world: World, computation: Computation | None = None, *, sync_batchnorm: bool = False) -> None:
+        self.world, self._sync_batchnorm = world, sync_batchnorm
+        self._computation = cast("Computation", computation)
+        self.reason = "" if computation else "an optimizer is not that of a Brain"
+        self._reduced = self._logged = False
         # Whether the batch in DDP has no samples, so that the gradients of its loss are zeros.
         self._gives_zeros = False
-        self.samples, self.finite = 0, True
-        self.has_more: bool | None = None
+        # Samples of this rank since the ranks have counted together.
+        self._samples = 0
+        # Whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
+        self._finite = True
+        # Whether this rank has another batch after the active one; None: all have as many.
+        self._has_more: bool | None = None
         self.in_ddp: Tensor | None = None
         self.average: GradientAverage | None = None
         self._numbers = nn.Parameter(torch.zeros(3))
@@ -54,48 +107,74 @@ class Strategy:
         # Those of the DDP, to set one without a call of nn.Module.
         self._attributes: dict[str, Any] = {}
 
+    def forgo_ddp(self, reason: str) -> None:
+        """Do without DDP from now on, unless that is so already.
+
+        Args:
+            reason: why it does not fit.
+        """
+        self.reason = self.reason or reason
+
+    def add_samples(self, samples: int) -> None:
+        """Count samples of this rank that did not go through ``outputs``."""
+        self._samples += samples
+
+    def take_samples(self) -> int:
+        """Return the samples of this rank since the last call."""
+        samples, self._samples = self._samples, 0
+        return samples
+
+    def take_finite(self) -> bool:
+        """Return whether no window was discarded for a loss that is known not to be finite, since the last call."""
+        finite, self._finite = self._finite, True
+        return finite
+
     # DDP.
 
     def begin_pass(self) -> None:
         """Look at what is trained, before the batches of a pass."""
-        self.has_more = self._numbers.grad = None
-        if self._ddp and {*self._wrapped} != {*_trained(self.brain.modules)}:
+        self._has_more = self._numbers.grad = None
+        if self._ddp and {*self._wrapped} != {*_trained(self._computation.modules)}:
             self._ddp = None
 
-    def outputs(self, batch: Any, scheduler: Any, samples: int, *, last: bool) -> tuple[Any, Any]:
+    def outputs(
+        self, batch: Any, loss_name: str, samples: int, *, closes: bool, has_more: bool | None
+    ) -> tuple[Any, Any]:
         """Predictions for a batch, and losses.
 
         Without samples there are none; in DDP there is a loss then, whose gradients are zeros.
 
         Args:
             batch: what is computed for.
-            scheduler: whose loss goes backward; where its window closes, the backward averages the gradients.
+            loss_name: the loss that goes backward.
             samples: how many the batch has.
-            last: whether the batch closes every window.
+            closes: whether the batch closes the window, so that the backward averages the gradients.
+            has_more: whether this rank has another batch after this one; None: all have as many.
         """
-        self.samples += samples
+        self._samples += samples
+        self._has_more = has_more
         if self.reason:
-            self._outputs = self.brain._compute(batch) if samples else (None, {})
+            self._outputs = self._computation.compute(batch) if samples else (None, {})
         else:
             self._gives_zeros = not samples
             ddp = self._ddp or self._wrap()
-            closes = last or scheduler.batches + 1 >= scheduler.accum_grad
-            self._attributes["require_backward_grad_sync"] = closes or self.has_more is not None
-            _, self.in_ddp = ddp(batch, scheduler.loss_name)
+            self._attributes["require_backward_grad_sync"] = closes or has_more is not None
+            _, self.in_ddp = ddp(batch, loss_name)
         outputs, self._outputs = self._outputs, (None, None)
         return outputs
 
     def _wrap(self) -> Any:
         """Put DDP around all that the Brain computes; it has laid out its buckets when the first batch comes."""
-        modules, device = self.brain.modules, self.brain.device
+        modules, device = self._computation.modules, self._computation.device
         self._numbers = nn.Parameter(torch.zeros(3, device=device))
-        if self.sync_batchnorm and device.type == "cuda":
+        if self._sync_batchnorm and device.type == "cuda":
             for name, module in list(modules.items()):
                 modules[name] = cast("Any", nn.SyncBatchNorm).convert_sync_batchnorm(module)
         # It has no hooks: the call of an nn.Module would be three more in each step.
         computation: Any = type("Computation", (nn.Module,), {"__call__": self._forward})()
-        computation.trained, computation.numbers = modules, self._numbers
-        some_unused = self.brain._run_options.find_unused_parameters
+        computation.add_module("trained", modules)
+        computation.register_parameter("numbers", self._numbers)
+        some_unused = self._computation.options.find_unused_parameters
         self._ddp = DistributedDataParallel(computation, init_sync=False, find_unused_parameters=some_unused)
         self._attributes, self._wrapped = vars(self._ddp), _trained(modules)
         # The same under the names of two versions of torch, whose arguments warn of each other.
@@ -124,63 +203,93 @@ class Strategy:
                 loss = loss + (parameter * 0).sum().to(loss)
             self._outputs = None, {name: loss}
         else:
-            self._outputs = _, loss = self.brain._compute(batch)
+            self._outputs = _, loss = self._computation.compute(batch)
             loss = loss[name] if type(loss) is dict and name in loss else loss
         return loss, self._numbers * 1
 
-    def with_numbers(self, loss: Tensor, window: Any, samples: int) -> Tensor:
-        """A loss that is about to go backward, together with the numbers of its window, if its backward averages gradients."""
+    def with_numbers(self, loss: Tensor, samples: int, *, discards: bool, bad: Tensor | None) -> Tensor:
+        """Return a loss that is about to go backward, together with the numbers of its window if its backward averages.
+
+        Args:
+            loss: the loss of a batch.
+            samples: those of the window, with this batch.
+            discards: whether a loss of the window is known not to be finite.
+            bad: on a GPU, 1 if that is so, else 0; None: nobody looks for it there.
+        """
         marker, self.in_ddp = self.in_ddp, None
         self._reduced = marker is not None and self._attributes["require_backward_grad_sync"]
         if marker is None or not self._reduced:
             return loss
         self._numbers.grad = None
         # Numbers of Python go to a GPU with the kernel that multiplies by them; a tensor of them would wait for it.
-        loss = loss + marker[0] * (window.samples + samples)
-        if window.discards:
+        loss = loss + marker[0] * samples
+        if discards:
             loss = loss + marker[1]
-        if window.guard.loss is not None:
-            loss = loss + marker[1] * window.guard.loss
-        return loss + marker[2] if self.has_more else loss
+        if bad is not None:
+            loss = loss + marker[1] * bad
+        return loss + marker[2] if self._has_more else loss
 
     # When a window closes.
 
-    def close(self, window: Any) -> None:
-        """Make gradients, samples and flags of a window those of all ranks; what follows divides them by the samples."""
+    def close(
+        self, parameters: Sequence[Tensor], samples: float, *, discards: bool, bad: Tensor | None, sparse: bool
+    ) -> WindowSums:
+        """Make the gradients of a window those of all ranks, which the caller divides by the samples that this returns.
+
+        Args:
+            parameters: those whose gradients the window has.
+            samples: those of the window on this rank.
+            discards: as in ``with_numbers``.
+            bad: likewise.
+            sparse: whether gradients may be sparse.
+        """
         if self._reduced and self._numbers.grad is not None:
             numbers = self._numbers.grad
         else:
             self._log(f"one sum when a window closes, since {self.reason or 'a loop of its own calls optimize'}")
-            own = [float(window.samples), float(window.discards), 0.0]
-            numbers = torch.tensor(own, device=window.parameters[0].device)
-            if window.guard.loss is not None:
-                numbers[1] += window.guard.loss.to(numbers)
-            numbers = sum_up(window.parameters, numbers, sparse=window.sparse)
-        self._reduced, window.weighted = False, True
+            own = [float(samples), float(discards), 0.0]
+            numbers = torch.tensor(own, device=parameters[0].device)
+            if bad is not None:
+                numbers[1] += bad.to(numbers)
+            numbers = sum_up(parameters, numbers, sparse=sparse)
+        self._reduced = False
         if numbers.is_cpu:
-            window.samples, bad, _ = numbers.tolist()
-            window.discards = window.discards or bad > 0
-            self.finite = self.finite and not window.discards
-        else:
-            # Gradients without samples are zeros, which 0 would turn into nan.
-            window.samples = numbers[0].clamp(min=1)
-            if window.guarded:
-                window.guard.loss = ((numbers[1] > 0) | (numbers[0] < 1)).float()
+            total, of_all, _ = numbers.tolist()
+            discards = discards or of_all > 0
+            self._finite = self._finite and not discards
+            return WindowSums(total, discards, None)
+        # Gradients without samples are zeros, which 0 would turn into nan.
+        return WindowSums(numbers[0].clamp(min=1), discards, ((numbers[1] > 0) | (numbers[0] < 1)).float())
 
-    def average_each_backward(self, schedulers: Sequence[Any], resources: ExitStack) -> None:
-        """Average gradients after each backward that is not of a window of these OptimSchedulers, until ``resources`` close."""
-        self.average = GradientAverage([self.brain.modules], schedulers)
+    def average_each_backward(
+        self, schedulers: Sequence[Windowed], count_samples: Callable[[], int], resources: ExitStack
+    ) -> None:
+        """Average gradients after each backward that is not of a window of these OptimSchedulers, until ``resources`` close.
+
+        Args:
+            schedulers: average the gradients of their windows themselves.
+            count_samples: returns over how many samples of this rank the losses are means.
+            resources: closed when the pass ends.
+        """
+        self.average = GradientAverage([self._computation.modules], schedulers, count_samples)
         self._log(f"one sum after each backward, or when a window closes, since {self.reason}")
         for hook in self.average.hooks:
             resources.enter_context(hook)
-        resources.callback(setattr, self, "average", None)
+        resources.callback(self._forget_average)
 
-    def any_has_more(self) -> bool:
-        """Whether some rank has another batch, after one that each has trained on."""
+    def _forget_average(self) -> None:
+        self.average = None
+
+    def any_has_more(self, *, has_more: bool) -> bool:
+        """Whether some rank has another batch, after one that each has trained on.
+
+        Args:
+            has_more: whether this rank has one.
+        """
         # Those that came with the backward of a batch.
         numbers, self._numbers.grad = self._numbers.grad, None
         if numbers is None:
-            numbers = torch.tensor([0.0, 0.0, float(bool(self.has_more))], device=self.brain.device)
+            numbers = torch.tensor([0.0, 0.0, float(has_more)], device=self._computation.device)
             distributed.all_reduce(numbers)
         return numbers[2].item() > 0
 
@@ -258,6 +367,7 @@ class GradientAverage:
     Args:
         modules: whose gradients are averaged.
         schedulers: OptimSchedulers; these average the gradients of a window of theirs themselves.
+        count_samples: returns over how many samples of this rank the losses are means.
 
     Attributes:
         hooks: those of the parameters; once they are removed, nothing is averaged.
@@ -266,20 +376,16 @@ class GradientAverage:
 
     is_paused: ClassVar[bool] = False
 
-    def __init__(self, modules: Collection[nn.Module], schedulers: Sequence[Any]) -> None:
+    def __init__(
+        self, modules: Collection[nn.Module], schedulers: Sequence[Windowed], count_samples: Callable[[], int]
+    ) -> None:
         self._owners = {parameter: scheduler for scheduler in schedulers for parameter in scheduler.parameters}
         trained = [own for module in modules for own in _trained(module)]
         self.parameters: list[Tensor] = list(dict.fromkeys(trained))
         self._sparse = any(getattr(part, "sparse", False) for module in modules for part in module.modules())
-        self.schedulers, self.samples, self._queued = schedulers, 1, False
+        self._count_samples, self._queued = count_samples, False
         # torch has no types for it.
         self.hooks = [cast("Any", own).register_post_accumulate_grad_hook(self._queue) for own in self.parameters]
-
-    def weigh(self, samples: int) -> None:
-        """The next losses are means over so many samples of this rank."""
-        self.samples = samples
-        for scheduler in self.schedulers:
-            scheduler.batch_samples = samples
 
     def _queue(self, parameter: Tensor) -> None:
         """Average once the backward that is running is over; the first gradient in it asks for this."""
@@ -290,7 +396,7 @@ class GradientAverage:
     def _in_window(self, parameter: Tensor) -> bool:
         """Whether its gradient is that of a window which an OptimScheduler has open, or opens by this backward."""
         owner = self._owners.get(parameter)
-        return owner is not None and bool(owner.weighted or owner.batches)
+        return owner is not None and owner.has_open_window()
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -298,12 +404,13 @@ class GradientAverage:
         parameters = [parameter for parameter in self.parameters if not self._in_window(parameter)]
         own = [parameter.grad for parameter in parameters if parameter.grad is not None]
         before: list[tuple[Tensor, Tensor]] = []
-        if self.samples:
-            torch._foreach_mul_(own, float(self.samples))
+        count = self._count_samples()
+        if count:
+            torch._foreach_mul_(own, float(count))
         elif own:
             before = [(own, own.grad.clone()) for own in parameters if own.grad is not None]
             torch._foreach_zero_(own)
-        samples = torch.tensor([float(self.samples)], device=parameters[0].device)
+        samples = torch.tensor([float(count)], device=parameters[0].device)
         [samples] = sum_up(parameters, samples, sparse=self._sparse)
         if averaged := [own.grad for own in parameters if own.grad is not None]:
             torch._foreach_div_(averaged, samples.clamp(min=1))

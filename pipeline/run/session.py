@@ -577,7 +577,7 @@ class RunnerSession:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: the run is not the one that saved it.
         """
-        import_module(f"{TRAINING}.phase").begin_fit(self.context, self.config.phases(self.settings), self.settings)
+        import_module(f"{TRAINING}.start").begin_fit(self.context, self.config.phases(self.settings), self.settings)
         self.store.begin(self.context.peek("model"))
         if not self.run.resumed:
             return

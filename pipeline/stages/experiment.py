@@ -74,6 +74,7 @@ from pipeline.training.optim_scheduler import (
     log_discarded_windows,
 )
 from pipeline.training.phase import begin_on_ranks, limited
+from pipeline.training.trainable import StepRecord
 from pipeline.training.triggers import Schedule
 from pipeline.training.unregistered import require_registered
 from pipeline.training.weak_methods import own_method
@@ -278,6 +279,7 @@ class ExperimentBase(RunnerBase):
             call = own_method(self, f"_call_{name}")
             vars(self)[name] = partial(call, own_method(self, name))
         self._world = SINGLE
+        self._record = StepRecord(own_method(self, "_weight"), under_autocast=True)
         # How many batches the loader announced, if the length of the training depends on that.
         self._announced: int | None = None
 
@@ -448,6 +450,8 @@ class ExperimentBase(RunnerBase):
         self.context.also_trained = own_method(self, "_trained")
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
         self._schedulers = list(own.values())
+        for scheduler in self._schedulers:
+            scheduler.bind(self._record)
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
@@ -456,6 +460,12 @@ class ExperimentBase(RunnerBase):
     def _trained(self) -> dict[str, Any]:
         """Return everything with a state except the model, such as optimizers and schedules, by name."""
         return {**self._optimizer(), **self._parts()}
+
+    def _weight(self, batch: Any) -> int:
+        """How much a batch counts in an accumulation window: on one rank all count alike."""
+        if not self._average:
+            return 1
+        return 0 if self._record.stand_in else count_samples(batch)
 
     def _share_work(self) -> None:
         """Have all ranks train one model: from the same weights, with gradients that are means over all of them.
@@ -469,7 +479,7 @@ class ExperimentBase(RunnerBase):
         schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
         begin_on_ranks(modules, None if self.alone else self.context["runner"].seed)
-        self._average = GradientAverage(modules, schedulers)
+        self._average = GradientAverage(modules, schedulers, self._record.count_samples)
         what = "one sum after each backward, since an experiment steps its optimizer itself"
         logger.info(f"the gradients of {self._world.size} ranks are averaged by {what}")
         self._agreement = Agreement(self._world, self.context)
@@ -596,18 +606,20 @@ class ExperimentBase(RunnerBase):
                 nothing = f"train_loader: gave no batch in epoch {self.epoch}"
                 raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
         batch = self._batches.take()
-        batch, samples = (batch.batch, 0) if type(batch) is EmptySlice else (batch, count_samples(batch))
+        stands_in = type(batch) is EmptySlice
+        batch = batch.batch if stands_in else batch
+        number = self._record.number
+        self._record.begin(batch, stand_in=stands_in)
+        samples = 0 if stands_in else count_samples(batch)
         self.train_state["samples"] += samples
         if self._average:
-            self._average.weigh(samples)
             self._numbers.weigh(samples)
         self._batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
         if self._before_batch:
             self._before_batch(context=self.context, phase=PHASE, batch=self._batch)
         for scheduler in self._schedulers:
-            if scheduler.owns_gradients and not scheduler.batches:
-                clear_leftovers(scheduler, self._schedulers)
-                scheduler.owns_gradients = False
+            if scheduler.last_gradients >= number and not scheduler.window.batches:
+                clear_leftovers(scheduler, self._schedulers, number)
         return self._batch
 
     def new_epoch(self) -> None:
@@ -826,9 +838,13 @@ class ExperimentBase(RunnerBase):
         """Take from ``config.training`` what is due when, and where training ends."""
         every = None if self.alone else self.context["runner"].print_interval
         counters = {**self.train_state, "iteration": self.iteration}
-        intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
-        self._schedule = Schedule(counters, printing=parse_intervals(every), **intervals)
-        self._schedule.max_steps = experiment_config.max_iteration(self.config)
+        self._schedule = Schedule(
+            counters,
+            max_steps=experiment_config.max_iteration(self.config),
+            printing=parse_intervals(every),
+            validating=experiment_config.intervals(self.config, "valid_interval"),
+            saving=experiment_config.intervals(self.config, "save_interval"),
+        )
         self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:
@@ -841,8 +857,7 @@ class ExperimentBase(RunnerBase):
         self.train_state["update"] += 1
         if self._on_batch_end:
             for scheduler in self._schedulers:
-                if not scheduler.owns_gradients:
-                    scheduler.owns_gradients = all(own.grad is None for own in scheduler.parameters)
+                scheduler.note_cleared()
             self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
         over = self._batches.count and self._batches.over()
         if over:

@@ -15,17 +15,29 @@ from torch.utils.data import IterableDataset
 from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
-from pipeline.data.loader import SeededLoader, make_loader
+from pipeline.data.loader import SeededLoader, make_loader, with_parts
 from pipeline.data.slots import SlotFiles
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
-from pipeline.training.brain import Brain, ModuleBrain, overridden
+from pipeline.training.brain import (
+    Brain,
+    ModuleBrain,
+    OwnLossBrain,
+    apply_options,
+    ignored_arguments,
+    make_optimizers,
+    overridden,
+    unregistered_modules,
+    wrap,
+    wrappable,
+)
 from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
 from pipeline.training.phase import faults_at, phase_errors, run_options_for
 from pipeline.training.schedules import Constant
+from pipeline.training.trainable import trainable_of
 from pipeline.training.unregistered import attributes_with_trainable, require_registered
-from pipeline.training.updater import OwnLossBrain, StandardUpdater, Updater, UpdaterBase
+from pipeline.training.updater import StandardUpdater, Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
@@ -77,7 +89,7 @@ class Network(NetworkBase):
         is_evaluated = any(settings.name in phase.valid_datasets for phase in phases)
         if is_evaluated and shuffles_by_class(settings, loader):
             # A loader cannot put in order what a class of the config shuffles.
-            loader.evaluated = self.build_dataset(without_shuffle(settings), runner, context)
+            return with_parts(loader, evaluated=self.build_dataset(without_shuffle(settings), runner, context))
         return loader
 
     def build_dataset(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
@@ -136,7 +148,7 @@ class Network(NetworkBase):
         if phase.count_samples is not None:
             address = f"phase.{phase.name}.count_samples"
             config = context["config"]
-            brain._count_with(load_named(phase.count_samples, address, "count_samples", config))
+            trainable_of(brain).count_with(load_named(phase.count_samples, address, "count_samples", config))
         # A factory such as from_pretrained returns its model in evaluation mode. From here on, modes are the user's.
         brain.modules.train()
         model = wrap_model(model, brain, phase.name, context)
@@ -199,11 +211,11 @@ class Network(NetworkBase):
                 brain = ModuleBrain(model, loss)
             refuse_trainable_loss(loss, model, where)
         what = f"{address}.model: {type(brain).__name__}"
-        if ignored := brain._ignored_arguments():
+        if ignored := ignored_arguments(brain):
             why = "which would be ignored: in a config the runner and the phase say this"
             raise ConfigError(f"{what} is made with {', '.join(ignored)}, {why}; remove it from super().__init__()")
         require_registered(brain.modules.values(), f"{address}.model: ", brain)
-        if outside := brain._unregistered_modules():
+        if outside := unregistered_modules(brain):
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             why = "outside its modules, where nothing is trained or saved"
             raise ConfigError(f"{what} keeps {', '.join(outside)} {why}; {remedy}")
@@ -222,15 +234,13 @@ class Network(NetworkBase):
         names = phase.optim_schedulers
         if overridden(brain, Brain, "init_optimizers"):
             refuse_two_optimizers(brain, phase, context)
-            brain._apply_run_options(run_options_for(runner, context["device"]))
+            apply_options(brain, run_options_for(runner, context["device"]))
             with error_context(f"phase.{phase.name}"):
-                return brain._make_optimizers(grad_clip_value=runner.grad_clip_value)
+                return make_optimizers(brain, grad_clip_value=runner.grad_clip_value)
         built = {name: self.build_named_scheduler(name, phase, brain, runner, context) for name in names}
         has_own = phase.updater is not None and "optimizer" not in context["hyper_parameters"]
         if not built and not has_own:
             built["main"] = self.build_optim_scheduler(brain.modules, runner, context)
-        for scheduler in built.values():
-            scheduler.check_gradients = runner.check_gradients
         return built
 
     def build_named_scheduler(
@@ -289,7 +299,7 @@ class Network(NetworkBase):
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         updater = make(cls, arguments, address, "updater.args", UpdaterBase)
         if isinstance(updater, StandardUpdater):
-            updater.optim_schedulers = optim_schedulers
+            updater.step_by(optim_schedulers)
         return updater
 
 
@@ -371,7 +381,7 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
         PluginError: one returned something else than a module that can take its place.
     """
     kind = nn.Module if isinstance(brain, ModuleBrain) else nn.ModuleDict
-    wrapped: Any = brain.module if isinstance(brain, ModuleBrain) else brain.modules
+    wrapped: Any = wrappable(brain)
     values = {"context": context, "phase": phase, "model": wrapped}
     # pluggy would call each with the same model; it keeps the one that is called first at the end.
     for plugin, returned in each_answer(context["hooks"].wrap_model, values):
@@ -380,11 +390,8 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
             raise PluginError(f"{what} for phase '{phase}'; return an nn.{kind.__name__}, or None to leave it as it is")
         if returned is not None:
             values["model"] = wrapped = returned
-    if not isinstance(brain, ModuleBrain):
-        brain.modules = wrapped
-        return model
-    brain.module = brain.modules["model"] = wrapped
-    return brain.module
+    wrap(brain, wrapped)
+    return wrapped if isinstance(brain, ModuleBrain) else model
 
 
 def with_fused(

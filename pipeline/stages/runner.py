@@ -16,11 +16,11 @@ from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
 from pipeline.stages.base import RunnerBase
-from pipeline.training.brain import Brain, Stage, overridden
+from pipeline.training.brain import Brain, Stage, overridden, prepare_for_evaluation
 from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import pass_loader, phase_errors, phase_of, plan_schedules, run_options_for
+from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for
 from pipeline.training.updater import is_plain
 from pipeline.user_code.class_path import load_named
 from pipeline.user_code.plugins import prediction_formats
@@ -51,8 +51,7 @@ class Runner(RunnerBase):
         loop = loop_of(context)
         own = overridden(self, Runner, "train_epoch", "train_phase")
         why = f"{type(self).__name__}.{own[0]} is of its own" if own else ""
-        plan = plan_schedules(loop.runner, list(loop.schemas.values()), context, why)
-        loop.take_plan(plan)
+        loop.plan_schedules(why)
         for epoch in context.epochs():
             self.train_epoch(context, epoch)
 
@@ -80,7 +79,7 @@ class Runner(RunnerBase):
             name = f"{type(self).__name__}.train_batch"
             training.run(training.custom(partial(self.train_batch, context, phase), name))
         elif is_plain(training.brain, training.updater):
-            training.run(phase.brain.fit_batch)
+            training.run(training.trainable.fit_batch)
         else:
             training.run(training.custom(phase.updater.update, f"{type(phase.updater).__name__}.update"))
         return training.numbers
@@ -139,9 +138,7 @@ class Runner(RunnerBase):
         runner = context["runner"]
         schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
         brain: Brain = phase["brain"]
-        brain._apply_run_options(run_options_for(runner, context["device"]))
-        type(brain).bind(brain, phase.name, {}, context)
-        brain._place_modules()
+        prepare_for_evaluation(brain, phase.name, context, run_options_for(runner, context["device"]))
         datasets = schema.valid_datasets or [schema.dataset_name or ""]
         metrics = build_metrics(schema.metrics, context["config"].workspace, f"phase.{schema.name}.metrics")
         settings, to_write = runner.predictions, None

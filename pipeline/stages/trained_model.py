@@ -27,7 +27,7 @@ from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import changed_copies, refuse_strangers, split_path
 from pipeline.run.session import Run, RunnerSession, load_stages
 from pipeline.training import evaluation
-from pipeline.training.brain import Brain
+from pipeline.training.brain import Brain, apply_options
 from pipeline.training.phase import phase_of
 from pipeline.training.run_options import RunOptions
 from pipeline.user_code.plugin_calls import register_plugins
@@ -177,7 +177,7 @@ def _build(config: Config, runner: RunnerSchema, folder: Path, checkpoint: Loade
     for phase in phases.values():
         weights.module_of(phase).eval()
         if isinstance(phase.get("brain"), Brain):
-            phase["brain"]._apply_run_options(options)
+            apply_options(phase["brain"], options)
     return TrainedModel(checkpoint.path, config, phases)
 
 

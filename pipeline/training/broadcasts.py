@@ -26,6 +26,11 @@ class LossWatch:
     def __init__(self) -> None:
         self.is_done = False
 
+    def call(self, loss: Callable[[], Any], predictions: Any, target: Any) -> tuple[Any, str]:
+        """Do what ``call_watched`` does; the loss is watched once the predictions have several samples."""
+        self.is_done = has_several(predictions)
+        return call_watched(loss, predictions, target)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 

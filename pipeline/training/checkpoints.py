@@ -19,6 +19,7 @@ from pipeline.distributed.strategy import broadcast_tensors, require_equal_weigh
 from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError
 from pipeline.training.evaluation import BestTracker
+from pipeline.training.trainable import trainables
 
 
 class Checkpoints:
@@ -58,10 +59,10 @@ class Checkpoints:
         """
         self.wait_for_save()
         models = self.context["model"]
-        for name, entry in models.items():
-            if strategy := getattr(entry.get("brain"), "_strategy", None):
-                broadcast_tensors(strategy.brain.modules.buffers(), strategy.world)
-                require_equal_weights({name: strategy.brain.modules}, strategy.world)
+        for name, trainable in trainables(models):
+            if trainable.strategy:
+                broadcast_tensors(trainable.modules.buffers(), trainable.strategy.world)
+                require_equal_weights({name: trainable.modules}, trainable.strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
         with gradients_of_training():
             training = self.store.capture(models, **{**steering, **own}).to_tree()

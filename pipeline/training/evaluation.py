@@ -24,12 +24,10 @@ from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError, DivergedError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
-from pipeline.training.brain import Brain, Stage
-from pipeline.training.meters import Meter, Meters, count_together
 from pipeline.training.metrics.base import Mean, Metric, build_metrics, needs_target
 from pipeline.training.metrics.ranks import Judges, computed, in_step
 from pipeline.training.optim_scheduler import Losses
-from pipeline.training.step_record import StepRecord
+from pipeline.training.trainable import Computation, Stage, StepRecord, trainable_of
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
 
@@ -42,19 +40,23 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(brain: Brain) -> Iterator[None]:
-    """The same for a Brain; its logged numbers, step count and gradients are separate from those of the pass around it."""
-    numbers, brain._pass_numbers = brain._pass_numbers, Meters(StepRecord(brain._samples_of_batch))
-    step, brain.step = brain.step, 0
-    try:
-        with in_evaluation_mode(brain.modules), GradientsSetAside(brain.modules.parameters()):
-            yield
-    finally:
-        brain._pass_numbers, brain.step = numbers, step
+def evaluating(brain: Computation, step: int = 0) -> Iterator[StepRecord]:
+    """The same for a Brain; what it logs, its step count and its gradients are separate from those of the pass around it.
+
+    Args:
+        brain: the Brain.
+        step: how many batches were evaluated before.
+
+    Yields:
+        The record of the active batch.
+    """
+    apart = trainable_of(brain).evaluating(step)
+    with apart as record, in_evaluation_mode(brain.modules), GradientsSetAside(brain.modules.parameters()):
+        yield record
 
 
 def evaluate(
-    brain: Brain,
+    brain: Computation,
     batches: Iterable[Any],
     stage: Stage,
     metrics: Mapping[str, Metric],
@@ -86,43 +88,44 @@ def evaluate(
     Raises:
         DataError: no rank has a batch.
     """
-    if (metrics or observe) and not brain._gives_predictions:
+    trainable = trainable_of(brain)
+    if (metrics or observe) and not trainable.gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
     loss, average = Mean(), 0.0
     part_of = _part_of(brain, to_write, has_metrics=bool(metrics))
     has_batches = has_samples = False
     world = world or current_world()
-    if brain._strategy and world.size > 1:
+    if trainable.strategy and world.size > 1:
         broadcast_tensors(brain.modules.buffers(), world)
     judges = Judges(metrics, observe, world, brain.device)
     needed = any(map(needs_target, metrics.values()))
-    with evaluating(brain):
+    with evaluating(brain) as record:
         brain.on_stage_start(stage, epoch)
         for batch in in_step(batches, world) if judges.gathers else batches:
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             SHUTDOWN.raise_if_requested()
-            brain.step += 1
+            record.begin(batch)
             if isinstance(batch, EmptySlice):
                 judges.judge()
                 continue
-            samples = brain._pass_numbers.record.samples = brain._samples_of_batch(batch)
+            samples = record.count_samples()
             has_batches = True
             has_samples = has_samples or samples > 0
             if not samples:
                 # Its loss and its metrics would be of nothing, but its rows have predictions.
                 has_rows = bool(count_samples(batch)) or not is_countable(batch)
                 if observe and has_rows:
-                    part = part_of(brain._predictions(batch, stage), batch, needed=False)
+                    part = part_of(trainable.predictions(batch, stage), batch, needed=False)
                     judges.judge(*part, has_samples=False)
                 else:
                     judges.judge()
                 continue
             predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)
             if losses:
-                reported = brain._reported_loss(losses)
+                reported = trainable.numbers.reported_loss(losses)
                 loss.add_mean(reported, samples)
-                if brain._averages:
+                if trainable.averages:
                     average = brain.update_average(reported, average)
             if metrics or observe:
                 judges.judge(*part_of(predictions, batch, needed=needed))
@@ -133,11 +136,11 @@ def evaluate(
         reports_loss = any(rank[2] for rank in ranks) or not any(rank[1] for rank in ranks)
         own = {"loss": loss} if reports_loss else {}
         numbers = computed({**own, **metrics}, world)
-        if own and brain._averages:
+        if own and trainable.averages:
             numbers["loss"] = math.fsum(world.all_gather(average)) / world.size
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
-        count_together(Meter(), brain._pass_numbers, 0, world)
-        return brain._with_logged(numbers)
+        trainable.numbers.gather(0, world)
+        return trainable.numbers.with_logged(numbers, trainable.where)
 
 
 def no_batch(data: str) -> str:
@@ -146,7 +149,7 @@ def no_batch(data: str) -> str:
 
 
 def _part_of(
-    brain: Brain,
+    brain: Computation,
     to_write: Callable[[Any, Any], Any] | None,
     *,
     has_metrics: bool,
@@ -175,22 +178,23 @@ def _part_of(
 _NO_TARGET = (LookupError, TypeError, ValueError, AttributeError, DataError)
 
 
-def _outputs(brain: Brain, batch: Any, stage: Stage, *, optional: bool) -> tuple[Any, Losses]:
+def _outputs(brain: Computation, batch: Any, stage: Stage, *, optional: bool) -> tuple[Any, Losses]:
     """Predictions and losses of a batch; ``optional``: one without labels need not have losses."""
+    trainable = trainable_of(brain)
     if not (optional and is_unlabelled(batch)):
-        return brain._predictions_and_losses(batch, stage)
-    predictions = brain._predictions(batch, stage)
+        return trainable.predictions_and_losses(batch, stage)
+    predictions = trainable.predictions(batch, stage)
     try:
-        return predictions, brain._losses(predictions, batch, stage)
+        return predictions, trainable.losses(predictions, batch, stage)
     except DivergedError:
         raise
     except _NO_TARGET as error:
-        if brain.step == 1:
-            logger.info(f"{brain._where}no loss, since the data have no labels ({type(error).__name__}: {error})")
+        if trainable.record.step == 1:
+            logger.info(f"{trainable.where}no loss, since the data have no labels ({type(error).__name__}: {error})")
         return predictions, {}
 
 
-def target_of(brain: Brain, batch: Any, *, needed: bool) -> Any:
+def target_of(brain: Computation, batch: Any, *, needed: bool) -> Any:
     """What a Brain names as the target of a batch; None for one without, if it is not ``needed``."""
     try:
         return type(brain).target(brain, batch)
@@ -200,7 +204,7 @@ def target_of(brain: Brain, batch: Any, *, needed: bool) -> Any:
         return None
 
 
-def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+def predict(brain: Computation, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """What a Brain computes for each batch, without losses: ``compute_forward`` and ``readable`` alone.
 
     The Brain is in evaluation mode, without gradients, only while it computes, and not while the caller uses the result.
@@ -210,10 +214,11 @@ def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Itera
         batches: on any device.
         device: where they go.
     """
-    for step, batch in enumerate(on_device(batches, device), 1):
-        with evaluating(brain):
-            brain.step = step
-            predictions = type(brain).readable(brain, brain._predictions(batch, Stage.TEST), batch)
+    trainable = trainable_of(brain)
+    for step, batch in enumerate(on_device(batches, device)):
+        with evaluating(brain, step) as record:
+            record.begin(batch)
+            predictions = type(brain).readable(brain, trainable.predictions(batch, Stage.TEST), batch)
         yield predictions
 
 
@@ -433,7 +438,7 @@ class Validation:
         done = phase.name in self.validated if last else self.validated.get(phase.name) == self.counters["iteration"]
         return bool(phase.valid_datasets) and not done
 
-    def outdate(self, brain: Brain, *, always: bool = False) -> None:
+    def outdate(self, brain: Computation, *, always: bool = False) -> None:
         """A pass has changed the weights of a Brain: its phases are to be validated again.
 
         Args:

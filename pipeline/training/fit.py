@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from loguru import logger
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.checkpoint import reader, storage, store
+from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import EntryState, FitState, ModesState
@@ -26,23 +27,33 @@ from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run.bar_console import BarConsole
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
-from pipeline.training.brain import NAME, Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import evaluate
 from pipeline.training.optim_scheduler import log_discarded_windows
 from pipeline.training.phase import begin_on_ranks, warn_of_drawn_order
 from pipeline.training.train_pass import PassLoop, TrainPass
+from pipeline.training.trainable import Computation, Stage, trainable_of
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import Updater, is_plain
 from pipeline.user_code import class_path
 from pipeline.user_code.plugins import installed_plugins, plugin_manager
 
+# The phase under which a Brain that trains by itself saves and reports.
+NAME = "brain"
+
 # Batches between two movements of the bar.
 EVERY = 50
 
 
+class LoneBrain(Computation, Protocol):
+    """A Brain that trains by itself."""
+
+    checkpointer: Checkpointer | None
+    hparams: Any
+
+
 @contextmanager
-def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
+def pass_progress(brain: LoneBrain, title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
     """A progress bar on stderr until the block ends; ``disable`` says that it is not show.
 
     Args:
@@ -52,7 +63,7 @@ def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | No
         show: whether it is; None: where stderr is a terminal, unless the Brain has ``noprogressbar``. Rank 0 alone shows it.
     """
     columns = *Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}")
-    shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
+    shown = on_terminal() and not trainable_of(brain).options.noprogressbar if show is None else show
     world = current_world()
     console = BarConsole(quiet=not world.is_main)
     with Progress(*columns, console=console, transient=True, disable=not world.broadcast(shown)) as bar:
@@ -60,7 +71,7 @@ def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | No
         yield bar
 
 
-def test(brain: Brain, loader: Any, show: bool | None) -> float:
+def test(brain: LoneBrain, loader: Any, show: bool | None) -> float:
     """The mean loss over the samples of a test set, nan where none is computed; ``show``: as in ``pass_progress``."""
     with pass_progress(brain, "test", length(loader), show) as bar:
         batches: Iterable[Any] = on_device(without_state(loader), brain.device)
@@ -89,16 +100,17 @@ class Fit(PassLoop):
         CheckpointError: the checkpoints are not of this Brain.
     """
 
-    def __init__(self, brain: Brain, train: Iterable[Any], valid: Iterable[Any] | None, show: bool | None) -> None:
-        options = brain._run_options
+    def __init__(self, brain: LoneBrain, train: Iterable[Any], valid: Iterable[Any] | None, show: bool | None) -> None:
+        self.trainable = trainable_of(brain)
+        options = self.trainable.options
         self.brain, self.options, self.train, self.valid, self.show = brain, options, train, valid, show
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals = [Interval(options.ckpt_interval_steps, "iteration"), Interval(seconds, "second")]
         self.updater = Updater(brain)
         self.bar: Progress
-        schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
+        schedulers = {str(number): scheduler for number, scheduler in enumerate(self.trainable.schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
-        super().__init__(Context(model={NAME: entry}, train_state=brain._train_state, hooks=plugin_manager().hook))
+        super().__init__(Context(model={NAME: entry}, train_state=self.trainable.counters, hooks=plugin_manager().hook))
         saver = brain.checkpointer
         self.resources = ExitStack()
         if options.profile_training and current_world().is_main:
@@ -121,9 +133,8 @@ class Fit(PassLoop):
         begin_on_ranks([brain.modules], None)
         self.restore()
         own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
-        self.schedule = Schedule(self.counters, saving=own)
-        self.schedule.max_updates = options.optimizer_step_limit or NEVER
-        self.updater.state.iteration = self.counters["iteration"]
+        self.schedule = Schedule(self.counters, saving=own, max_updates=options.optimizer_step_limit or NEVER)
+        self.updater.set_state_dict({"iteration": self.counters["iteration"], "epoch": self.updater.state.epoch})
         if own:
             warn_of_drawn_order("fit: train_set", self.train, keep_best=False)
 
@@ -201,15 +212,15 @@ class Fit(PassLoop):
 
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
-        brain, training = self.brain, TrainPass(self, NAME, self.brain, self.updater)
-        training.number = epoch
+        brain, training = self.brain, TrainPass(self, NAME, self.brain, self.updater, number=epoch)
         if self.running:
             training.load(self.running)
             self.running = None
         if training.number != epoch:
             what = f"the checkpoint was saved in the middle of epoch {training.number}, and epoch {epoch} would be next"
             raise CheckpointError(f"fit: {what}; give it the epochs that it had then")
-        update = brain.fit_batch if is_plain(brain, self.updater) else training.custom(brain.fit_batch, "fit_batch")
+        is_own = not is_plain(brain, self.updater)
+        update = training.custom(brain.fit_batch, "fit_batch") if is_own else self.trainable.fit_batch
         # The length may depend on the epoch.
         set_epoch(self.train, epoch)
         progress = pass_progress(brain, f"epoch {epoch}", length(self.train), self.show)
@@ -245,11 +256,12 @@ class Fit(PassLoop):
 
     def on_due(self, training: TrainPass) -> bool:
         """Show progress, save or end, whatever is due; whether training goes on."""
-        batches, bar = self.brain._batches_taken, self.bar
+        batches, bar = training.in_round, self.bar
         if not bar.disable and batches % EVERY == 0:
             if self.agreement:
-                self.brain._count_together()
-            bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
+                self.trainable.gather()
+            mean = self.trainable.numbers.loss.mean()
+            bar.update(bar.task_ids[0], completed=batches, loss=f"loss {mean:.4f}")
         is_asked = bool(self.session and self.session.requests)
         over, saving = self._over(), self.schedule.saving.fires(self.counters) or is_asked
         if self.agreement:
@@ -261,7 +273,7 @@ class Fit(PassLoop):
         if over:
             self._stop_in(training)
         elif saving and not training.order_is_drawn:
-            self.brain._check_divergence()
+            self.trainable.check_divergence()
             self.save(training.entry_state())
         self.look_ahead()
         return not over
@@ -277,7 +289,7 @@ class Fit(PassLoop):
                 logger.warning(f"{message}; {what}; make the loader with make_loader")
             return
         # Before another batch is asked for, which may change what a checkpoint holds.
-        self.brain._check_divergence()
+        self.trainable.check_divergence()
         self.save(training.entry_state())
         if training.has_ended() is None and not training.has_more():
             return
@@ -294,7 +306,8 @@ class Fit(PassLoop):
 
     def next_check(self) -> int:
         """The next iteration after which something may be due, such as to show progress."""
-        until_shown = NEVER if self.bar.disable else EVERY - self.brain._batches_taken % EVERY
+        shown = self.work[0].in_round if self.work else 0
+        until_shown = NEVER if self.bar.disable else EVERY - shown % EVERY
         return min(super().next_check(), self.counters["iteration"] + until_shown)
 
     def save(self, running: EntryState | None = None) -> None:

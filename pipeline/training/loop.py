@@ -17,18 +17,24 @@ from pipeline.checkpoint.state import MID_EPOCH, EntryState, EpochStart, Validat
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
-from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
-from pipeline.training.brain import Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate, evaluate_each, extend_metrics
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import attach_optimizer_hooks, log_discarded_windows
-from pipeline.training.phase import Plan, pass_loader, phase_errors, phase_of, warn_of_unresumable_orders
+from pipeline.training.phase import (
+    Plan,
+    pass_loader,
+    phase_errors,
+    phase_of,
+    plan_schedules,
+    warn_of_unresumable_orders,
+)
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
+from pipeline.training.trainable import Stage
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.plugins import offered
@@ -139,7 +145,7 @@ class TrainLoop(PassLoop):
             repeat: whether it begins again at the end of the data, in a new order.
         """
         training = self.train_pass(phase)
-        training.count, training.repeat = count, repeat
+        training.limit(count, repeat=repeat)
         return PassIterator(training)
 
     def train_pass(self, phase: str | Phase) -> TrainPass:
@@ -273,9 +279,16 @@ class TrainLoop(PassLoop):
         if exit_requested(self.context):
             self.checkpoints.end_run()
 
-    def take_plan(self, plan: Plan) -> None:
-        """Take the length of the training for which the stage has planned schedules."""
-        self.plan = plan
+    def plan_schedules(self, own: str) -> None:
+        """Say to each schedule that asks how long the training is, how long it is.
+
+        Args:
+            own: what of the user's decides that; ``""``: the runner's keys and the data do.
+
+        Raises:
+            ConfigError: as of ``phase.plan_schedules``.
+        """
+        self.plan = plan_schedules(self.runner, list(self.schemas.values()), self.context, own)
 
     # What the session calls.
 
@@ -390,8 +403,7 @@ class TrainLoop(PassLoop):
         """The batches that are left of the present round of a pass."""
         loader = pass_loader(self.schemas[training.phase].dataset_name or "", self.runner, self.context)
         if training.state is None:
-            training.number = self.passes.get(training.phase, 0)
-            self.passes[training.phase] = training.number + 1
+            self.passes[training.phase] = training.begin_round_after(self.passes.get(training.phase, 0))
         training.resources.enter_context(phase_errors(training.phase))
         return training.read(loader, interruptible=leads)
 
@@ -410,12 +422,11 @@ class TrainLoop(PassLoop):
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
             raise CheckpointError(f"{where} is not of {count} optim_schedulers; use another checkpoint")
         self._open[training] = time.perf_counter(), self.counters["samples"]
-        epoch = training.updater.state.epoch = self.counters["epoch"]
         if training.state is None:
             if self.journal.inner is not None and not self._is_trained(training.phase):
                 self.hooks.before_phase(context=self.context, phase=training.phase)
             self.hooks.before_pass(context=self.context, phase=training.phase)
-        training.start(epoch, batches)
+        training.start(self.counters["epoch"], batches)
 
     def announced(self, phase: str, batches: int) -> tuple[int, str]:
         """Return the batches for which the phase's schedule was planned; else what the loader said."""
@@ -427,8 +438,7 @@ class TrainLoop(PassLoop):
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
         """The batches of one more round over the data of a pass, in a new order."""
-        training.brain._batches_taken = 0
-        training.resources.close()
+        training.begin_round()
         return self._read(training, leads=self.work[0] is training)
 
     def on_due(self, training: TrainPass) -> bool:
@@ -466,7 +476,7 @@ class TrainLoop(PassLoop):
         if printing or validating or saving or exporting or self.context.requests:
             for other in self._open:
                 # On a GPU this waits for the work so far, as what follows does anyway.
-                other.brain._check_divergence()
+                other.trainable.check_divergence()
         # In the order of the config, in whatever order they were begun, or begun again.
         for name in self.phases if printing else ():
             for other in [own for own in self._open if own.phase == name]:
@@ -518,7 +528,7 @@ class TrainLoop(PassLoop):
         if self._is_limited:
             for training in self._open:
                 # On a GPU this waits for the work so far.
-                training.brain._check_divergence()
+                training.trainable.check_divergence()
             self._save()
             self.place_saved = True
 
@@ -530,15 +540,15 @@ class TrainLoop(PassLoop):
 
     def _print(self, training: TrainPass) -> None:
         """Tell the plugins how a pass goes since the last time: on a GPU this waits for the work so far."""
-        phase, brain = training.phase, training.brain
-        numbers, optim_schedulers = {"loss": brain._pass_loss.recent()}, self.phases[phase].optim_schedulers
+        phase, of_pass = training.phase, training.trainable.numbers
+        numbers, optim_schedulers = {"loss": of_pass.loss.recent()}, self.phases[phase].optim_schedulers
         for name, scheduler in optim_schedulers.items():
             suffix = f".{name}" if len(optim_schedulers) > 1 else ""
             # As long as none was made, there is no number of the last update.
             for what, value in (("learning_rate", scheduler.rate), ("gradient_norm", scheduler.gradient_norm)):
                 if value is not None:
                     numbers[f"{what}{suffix}"] = float(value)
-        numbers |= brain._pass_numbers.recent()
+        numbers |= of_pass.logged.recent()
         (began, before), now, samples = self._open[training], time.perf_counter(), self.counters["samples"]
         numbers["samples_per_second"] = (samples - before) / (now - began)
         self._open[training] = now, samples
@@ -562,8 +572,10 @@ class TrainLoop(PassLoop):
 
     def _unwind(self, count: int) -> None:
         """Leave so many passes in work: the batches of the others are done, and what was dropped is over."""
-        dropped = [index for index, training in enumerate(self.work) if training.dropped]
-        count = min([count, *dropped])
+        leader_is_dropped = bool(self.work) and self.work[0].dropped
+        for index, training in enumerate(self.work):
+            if training.dropped and index < count:
+                count = index
         others, self.work[count:] = self.work[count:], []
         for training in reversed(others):
             if training.in_batch:
@@ -571,7 +583,7 @@ class TrainLoop(PassLoop):
         for training in others:
             if training.dropped:
                 self._end(training)
-        if 0 in dropped:
+        if leader_is_dropped:
             self._between()
 
     def _settle(self) -> None:
@@ -600,12 +612,11 @@ class TrainLoop(PassLoop):
     def _end(self, training: TrainPass) -> None:
         """Take the numbers of a pass, once."""
         if training.over or not training.open:
-            training.over = True
+            training.finish()
             return
         updates = self.counters["update"]
         with phase_errors(training.phase):
             training.end(self.context["current_epoch"], f"'{self.schemas[training.phase].dataset_name}'")
-        training.over = True
         self._log_discarded_windows(training.phase)
         if training in self.work:
             self.work.remove(training)
@@ -614,11 +625,9 @@ class TrainLoop(PassLoop):
         del self._open[training]
         closed_window = self.counters["update"] > updates
         self.validation.outdate(training.brain, always=self.cut_short and closed_window)
-        if not self.cut_short:
-            training.updater.state.epoch = self.context["current_epoch"] + 1
+        training.updater.end_pass(None if self.cut_short else self.context["current_epoch"] + 1)
         extend_metrics(self.context, training.phase, training.numbers)
-        # Plugins of rank 0 may have added some.
-        training.numbers = current_world().broadcast(training.numbers)
+        training.share_numbers()
         self._take(training.phase, training.numbers, trained=True)
         if not self.cut_short:
             self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
@@ -809,7 +818,7 @@ class TrainLoop(PassLoop):
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
-        trained = [training.brain for training in self._open]
+        trained: list[Any] = [training.brain for training in self._open]
         iterations = {phase: dict(own) for phase, own in self.iterations.items()}
         for phase in self.phases.keys() & self.validation.validated.keys() & iterations.keys():
             if self.phases[phase].brain not in trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pipeline.distributed.world import World, current_world
 from pipeline.errors import DataError
-from pipeline.training.step_record import StepRecord
 
 # Numbers that may wait on their device until they are read.
 MOST = 1000
@@ -106,12 +105,12 @@ class Meters(dict[str, Meter]):
     """Means by name, as ``self.log(name, value)`` fills them.
 
     Args:
-        record: says how many samples the active batch has; None counts one sample for each number.
+        count_samples: returns how many samples the active batch has; None counts one sample for each number.
     """
 
-    def __init__(self, record: StepRecord | None = None) -> None:
+    def __init__(self, count_samples: Callable[[], int] | None = None) -> None:
         super().__init__()
-        self.record = record or StepRecord(len)
+        self._count_samples = count_samples
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
         """Add a number that is a mean over ``batch_size`` samples; None: the samples of the batch.
@@ -123,7 +122,9 @@ class Meters(dict[str, Meter]):
         number = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         if number.ndim:
             raise DataError(f"log('{name}', …) was given a tensor of shape {tuple(number.shape)}; give it a scalar")
-        samples = self.record.count_samples() if batch_size is None else batch_size
+        samples = batch_size
+        if samples is None:
+            samples = self._count_samples() if self._count_samples else 1
         if not samples:
             return
         meter = self[name]

@@ -44,8 +44,24 @@ class NonFiniteGuard:
 
     def record_loss(self, loss: Tensor) -> None:
         """Check a loss on a GPU, without reading it."""
-        bad = (~loss.detach().isfinite()).float()
+        self.record((~loss.detach().isfinite()).float())
+
+    def record(self, bad: Tensor) -> None:
+        """Note on a GPU whether the open window is to be discarded: 1 if so, else 0."""
         self.loss = bad if self.loss is None else torch.maximum(self.loss, bad)
+
+    def judge_alone(self) -> None:
+        """From now on count a window once, for its loss or for its gradients: other code counts the loss too."""
+        self.sees_losses = False
+
+    def load(self, discarded: int, parameter: str) -> None:
+        """Continue in the middle of a pass.
+
+        Args:
+            discarded: the windows that were discarded for their gradients.
+            parameter: the first parameter with such a gradient.
+        """
+        self.discarded, self.parameter = discarded, parameter
 
     def norm_of(self, gradients: list[Tensor], norm_type: float) -> Tensor:
         """The norm of all gradients, as torch computes it; on a GPU that of each, of which it is made, is kept.

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, NoReturn, TypeAlias, cast
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, cast
 
 import torch
 from loguru import logger
@@ -27,7 +27,6 @@ from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
-from pipeline.training.step_record import StepRecord
 from pipeline.training.touched_rows import require_lazy_mode, sparse_parameters, step_lazily, with_dense_gradients
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -189,6 +188,64 @@ def losses_by_name(returned: Any, where: str) -> Losses:
     return {name: loss.squeeze() if loss.ndim else loss for name, loss in losses.items()}
 
 
+class ActiveBatch(Protocol):
+    """What an OptimScheduler knows of the batch whose losses it gets; of a Brain it is its ``StepRecord``."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the batch is one of a pass of training."""
+
+    @property
+    def number(self) -> int:
+        """The number of the batch in all passes."""
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+
+    @property
+    def under_autocast(self) -> bool:
+        """Whether the code that trains may run under autocast."""
+
+    def count_samples(self) -> int:
+        """Return how many samples the batch has."""
+
+    def add_losses(self, losses: Losses) -> None:
+        """Note losses that the batch was trained on."""
+
+
+class AnyBatch:
+    """What an OptimScheduler without a Brain knows of a batch: nothing, so all of them count alike."""
+
+    is_open, number, epoch, under_autocast = False, 0, 0, True
+
+    def count_samples(self) -> int:
+        """Return 1."""
+        return 1
+
+    def add_losses(self, losses: Losses) -> None:
+        """Note nothing, since nobody asks for it."""
+
+
+class Window:
+    """The batches whose gradients are gathered until the optimizer steps.
+
+    Attributes:
+        batches: how many there are.
+        samples: how many they have; a tensor while a window closes that several GPUs share.
+        discards: whether the window is discarded, as far as that is known.
+        weighted: whether the gradients are weighted by samples.
+        averaged: whether the gradients are those of the mean loss already.
+    """
+
+    __slots__ = ("averaged", "batches", "discards", "samples", "weighted")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.samples: Any = 0
+        self.discards = self.weighted = self.averaged = False
+
+
 class OptimScheduler(ABC):
     """An optimizer over some of a model's parameters, the accumulation of their gradients, and a schedule of its rate.
 
@@ -225,23 +282,18 @@ class OptimScheduler(ABC):
         owns_all: whether its loss reaches no other parameter that is trained, so that one plain backward will do; only
             whoever knows the whole model may say so.
         real_step: how many windows are closed.
-        batches, samples: how many of each are in the open window.
+        window: the open window.
         discarded_windows: windows without an optimizer step, as far as they are known, since they were last logged.
         record: what happens to the active batch; shared with the Brain to which the scheduler is bound.
-        batch_samples: the samples of the batch where no pass is open.
-        losses: the losses of the last call of ``optimize`` in which this scheduler was the first one.
+        last_gradients, last_batch, last_update: the ``number`` of the last batch for which ``optimize`` has computed the
+            gradients, of the last that counted in a window, and of the last that ended an update.
         rate: of the last update, in the first group, with ``groups`` in the last; None before the first.
         base_lr: the rate of the first group, as ``optim_conf`` sets it.
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
-        losses: the losses of the last ``optimize``, detached. They are on the first scheduler of the call, or, if its
-            schedulers are of several phases, on the first of each phase. Whoever reads them sets None.
+        losses: the losses of the last ``optimize`` in which this scheduler was the first one, detached.
         scaler: scales the loss in fp16; None elsewhere.
         sparse: whether gradients of its parameters may be sparse.
-        under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
         stepped: whether the scaler has made a step that it has not yet adapted to.
-        owns_gradients: whether ``optimize`` has computed its gradients since the last batch was handed out, so that what is
-            there without an open window is left over from other code. If not, code that steps by itself may gather them.
-        weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
         guarded: whether to look for losses that are not finite.
         check_gradients: whether to look for gradients that are not finite where nothing else does.
         measures_norm: whether to compute the norm of the gradients where nothing else does, to report it.
@@ -288,17 +340,15 @@ class OptimScheduler(ABC):
         self.accum_grad = self.configured_accum_grad = accum_grad
         self.grad_clip, self.grad_norm_type, self.grad_clip_value = grad_clip, grad_norm_type, grad_clip_value
         self.scaler: GradScaler | None = None
-        self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = self.measures_norm = False
-        # Whether the gradients of the open window are those of its mean loss already.
-        self.averaged = False
-        self.guarded = self.under_autocast = self.owns_gradients = True
-        self.real_step = self.batches = self.discarded_windows = 0
-        # A number of samples; a tensor while a window closes that several GPUs share.
-        self.samples: Any = 0
+        self.owns_all = self.check_gradients = self.stepped = self.measures_norm = False
+        self.guarded = True
+        self.real_step = self.discarded_windows = 0
+        self.window = Window()
         self.strategy = Strategy(current_world()) if current_world().size > 1 else None
         self.distributed = distributed or self.strategy is not None
-        self.batch_samples = 1
-        self.record = StepRecord(len)
+        self.record: ActiveBatch = AnyBatch()
+        self.last_batch = self.last_update = -1
+        self.last_gradients = 0
         # The other schedulers of the last call of ``optimize``, which train other parameters than this one.
         self._partners: list[OptimScheduler] | None = None
         self.losses: Losses | None = None
@@ -330,6 +380,91 @@ class OptimScheduler(ABC):
     def epoch(self) -> int:
         """The current epoch, counted from 0."""
         return self.record.epoch
+
+    def bind(
+        self,
+        record: ActiveBatch,
+        *,
+        scaler: GradScaler | None = None,
+        strategy: Strategy | None = None,
+        owns_all: bool | None = None,
+        guarded: bool | None = None,
+        check_gradients: bool | None = None,
+    ) -> None:
+        """Connect this with what computes its losses: a Brain, or an experiment. None leaves a value as it is.
+
+        Args:
+            record: what happens to the active batch.
+            scaler: scales the loss in fp16.
+            strategy: makes gradients those of all ranks.
+            owns_all: whether the loss reaches no other parameter that is trained.
+            guarded: whether to look for losses that are not finite.
+            check_gradients: whether to look for gradients that are not finite where nothing else does.
+        """
+        owned = self.owns_gradients
+        self.record = record
+        self._own_gradients(owned=owned)
+        self.scaler = self.scaler if scaler is None else scaler
+        self.strategy = self.strategy if strategy is None else strategy
+        self.owns_all = self.owns_all if owns_all is None else owns_all
+        self.guarded = self.guarded if guarded is None else guarded
+        self.check_gradients = self.check_gradients if check_gradients is None else check_gradients
+
+    def watch(
+        self,
+        *,
+        before_backward: Watcher = None,
+        after_backward: Watcher = None,
+        before_update: Watcher = None,
+        after_update: Watcher = None,
+    ) -> None:
+        """Have functions called at these moments; None calls none."""
+        self.before_backward, self.after_backward = before_backward, after_backward
+        self.before_update, self.after_update = before_update, after_update
+
+    # Whether gradients that are there without an open window are left over from other code.
+
+    @property
+    def owns_gradients(self) -> bool:
+        """Whether ``optimize`` has computed the gradients of the last batch.
+
+        If it has, other code has left what is there without an open window. If not, code that steps by itself may gather
+        its gradients there.
+        """
+        return self.last_gradients >= self.record.number
+
+    def _own_gradients(self, *, owned: bool) -> None:
+        self.last_gradients = self.record.number if owned else -1
+
+    def note_cleared(self) -> None:
+        """After a batch: if there are no gradients, code that steps by itself gathers none."""
+        if not self.owns_gradients:
+            self._own_gradients(owned=all(parameter.grad is None for parameter in self.parameters))
+
+    # The open window.
+
+    def has_open_window(self) -> bool:
+        """Whether gradients of a window are there, or a backward for one is running."""
+        return self.window.weighted or self.window.batches > 0
+
+    def is_full(self) -> bool:
+        """Whether the window has all of its batches."""
+        return self.window.batches >= self.accum_grad
+
+    def is_about_to_close(self) -> bool:
+        """Whether the window has all of its batches with the next one."""
+        return self.window.batches + 1 >= self.accum_grad
+
+    def open_by_hand(self, *, averaged: bool) -> None:
+        """Take gradients that code of the user's has computed as a window of one batch.
+
+        Args:
+            averaged: whether they are those of all ranks already.
+        """
+        self.window.batches = self.window.samples = 1
+        self.window.averaged = averaged
+        # The loss may be counted as well, by the code that has computed it.
+        self.guard.judge_alone()
 
     def adopt_groups(self) -> None:
         """Take the groups into which a plugin has divided the parameters, each with the rate that it starts from."""
@@ -392,11 +527,11 @@ class OptimScheduler(ABC):
             Whether the loss was finite.
         """
         if step_num is not None:
-            self.real_step, self.batches = divmod(step_num - 1, self.accum_grad)
+            self.real_step, self.window.batches = divmod(step_num - 1, self.accum_grad)
         epoch = None if epoch_num is None else epoch_num - 1
         with nullcontext() if time_func is None else self._timed(time_func, optim_name):
             finite, _ = optimize(losses, [self], epoch, samples, retain_graph=not self.owns_all)
-        if self.batches and not self.constant and self.acts():
+        if self.window.batches and not self.constant and self.acts():
             rate = self.update_lr(self.real_step + 1, (self.epoch if epoch is None else epoch) + 1)
             self.set_rate(self.ft_factor * self._rate_of(rate, self.real_step + 1))
         return finite
@@ -429,16 +564,18 @@ class OptimScheduler(ABC):
             Whether it acted, be it that the window was discarded.
         """
         acts = self.step_per_update == 1 or self.acts()
+        window = self.window
         self.real_step += 1
-        self.record.scheduled, self.record.updated = True, self.record.updated or acts
+        self.last_batch = self.record.number
         if acts:
+            self.last_update = self.last_batch
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
-            if self.strategy is not None and not self.averaged:
-                self.strategy.close(self)
+            if self.strategy is not None and not window.averaged:
+                self._share_window(self.strategy)
             # On GPUs the samples of all ranks are a tensor; there the guard discards the window.
-            if self.batches and type(self.samples) is not Tensor and not self.samples:
-                self.discards = True
-            if not (self.constant or self.discards):
+            if window.batches and type(window.samples) is not Tensor and not window.samples:
+                window.discards = True
+            if not (self.constant or window.discards):
                 rate = self.update_lr(self.real_step, epoch + 1)
                 # A rate that is none would reach the weights.
                 if type(rate) is not float or not 0 <= rate < math.inf:
@@ -449,9 +586,9 @@ class OptimScheduler(ABC):
                 rates = [group["lr"] * 1.0 for group in groups]
                 self.before_update(optim_scheduler=self)
             plain = not self.scaler and self.grad_clip is None and not self.check_gradients and self.accum_grad == 1
-            plain = plain and not (self.weighted or self.measures_norm) and self.guard.loss is None
+            plain = plain and not (window.weighted or self.measures_norm) and self.guard.loss is None
             plain = plain and self.grad_clip_value is None
-            steps = not self.discards and (plain or self._prepare())
+            steps = not window.discards and (plain or self._prepare())
             self.discarded_windows += not steps
             if steps:
                 if self.scaler:
@@ -467,31 +604,45 @@ class OptimScheduler(ABC):
             if rates:
                 self.rate = self.rate * 1.0
                 self._put_back(rates)
-        self.batches = self.samples = 0
-        self.discards = self.weighted = self.averaged = False
+        window.batches = window.samples = 0
+        window.discards = window.weighted = window.averaged = False
         if self.guard.loss is not None:
             self.guard.close()
         return acts
 
+    def _share_window(self, strategy: Strategy) -> None:
+        """Make the gradients and the samples of the window those of all ranks."""
+        window = self.window
+        window.samples, window.discards, bad = strategy.close(
+            self.parameters, window.samples, discards=window.discards, bad=self.guard.loss, sparse=self.sparse
+        )
+        window.weighted = True
+        if bad is not None and self.guarded:
+            self.guard.record(bad)
+
     def average(self) -> None:
         """Make the gradients of the open window those of its mean loss on all ranks, for code that steps by itself."""
+        window = self.window
         if self.strategy is not None:
-            self.strategy.close(self)
+            self._share_window(self.strategy)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if gradients and (self.weighted or self.accum_grad > 1):
+        if gradients and (window.weighted or self.accum_grad > 1):
             # Without samples the gradients are zeros, which 0 would turn into nan.
-            samples = self.samples if type(self.samples) is Tensor else float(self.samples or 1)
+            samples = window.samples if type(window.samples) is Tensor else float(window.samples or 1)
             torch._foreach_div_(gradients, samples)
-        self.samples, self.weighted, self.averaged = 1, False, True
+        window.samples, window.weighted, window.averaged = 1, False, True
 
     def leave_window(self, *, stepped: bool) -> None:
         """End a window in which this did not act: others have stepped the optimizer, or its gradients wait for the next."""
-        self.batches, self.averaged = 0, False
+        window = self.window
+        window.batches, window.averaged = 0, False
         # Others keep them, or they wait.
-        self.owns_gradients = not (stepped or self.samples)
+        self._own_gradients(owned=not (stepped or window.samples))
         if stepped:
-            self.record.scheduled, self.record.updated = True, self.record.updated or self.acts()
-            self.real_step, self.samples, self.discards = self.real_step + 1, 0, False
+            self.last_batch = self.record.number
+            if self.acts():
+                self.last_update = self.last_batch
+            self.real_step, window.samples, window.discards = self.real_step + 1, 0, False
             self.guard.close()
 
     def skip_update(self) -> None:
@@ -499,7 +650,7 @@ class OptimScheduler(ABC):
 
         The window counts as any other, for counters and schedule, and not as one that is not finite.
         """
-        self.discards = True
+        self.window.discards = True
 
     def take_discarded_windows(self) -> int:
         """Return how many windows were discarded since the last call; on a GPU this waits for the work so far."""
@@ -529,8 +680,9 @@ class OptimScheduler(ABC):
             if self.guard.loss is not None and gradients:
                 gradients[0].div_((1 - self.guard.loss).to(gradients[0].device))
             self.scaler.unscale_(self.optimizer)
-        if gradients and (self.weighted or self.accum_grad > 1):
-            torch._foreach_div_(gradients, self.samples if type(self.samples) is Tensor else float(self.samples))
+        if gradients and (self.window.weighted or self.accum_grad > 1):
+            samples = self.window.samples
+            torch._foreach_div_(gradients, samples if type(samples) is Tensor else float(samples))
         norm, judges = None, self.grad_clip is not None or self.check_gradients
         if gradients and (judges or self.measures_norm):
             norm = self.gradient_norm = self.guard.norm_of(gradients, self.grad_norm_type)
@@ -574,12 +726,13 @@ class OptimScheduler(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler, the position in the schedule, and the gradients of an open window."""
-        counts = {"real_step": self.real_step, "batches": self.batches, "samples": self.samples}
+        window = self.window
+        counts = {"real_step": self.real_step, "batches": window.batches, "samples": window.samples}
         counts["owns_gradients"] = self.owns_gradients
         self.discarded_windows += self.guard.take_skipped()
         counts["discarded_windows"] = self.discarded_windows
         numbers = {"rate": self.rate, "gradient_norm": self.gradient_norm}
-        names = self.guard.names.items() if self.batches else ()
+        names = self.guard.names.items() if window.batches else ()
         read = {name: None if number is None else float(number) for name, number in numbers.items()}
         return {
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
@@ -587,7 +740,7 @@ class OptimScheduler(ABC):
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "accum_grad": self.accum_grad,
             "configured_accum_grad": self.configured_accum_grad,
-            "window": {**counts, "discards": self.discards or bool(self.guard.loss), **read},
+            "window": {**counts, "discards": window.discards or bool(self.guard.loss), **read},
             "schedule": self.schedule_state(),
             "gradients": {name: parameter.grad for name, parameter in names if parameter.grad is not None},
         }
@@ -613,16 +766,21 @@ class OptimScheduler(ABC):
         for name, gradient in state_dict.get("gradients", {}).items():
             parameter = self.guard.names[name]
             parameter.grad = gradient.to(parameter.device, copy=True)
-        for name, value in WindowState.from_tree(state_dict["window"], "window"):
-            setattr(self, name, value)
+        self._load_window(WindowState.from_tree(state_dict["window"], "window"))
         length = state_dict.get("accum_grad", self.accum_grad)
         if state_dict.get("configured_accum_grad", length) == self.accum_grad:
             # What a plugin has set goes on.
             self.accum_grad = length
-        elif self.batches and length != self.accum_grad:
+        elif self.window.batches and length != self.accum_grad:
             what = f"accum_grad: {length} -> {self.accum_grad}: has changed, and a window of accumulation is open"
             raise CheckpointError(f"{what}; set it back until the epoch is over, or resume one between two epochs")
         self.load_schedule_state(state_dict["schedule"])
+
+    def _load_window(self, state: WindowState) -> None:
+        self.window.batches, self.window.samples, self.window.discards = state.batches, state.samples, state.discards
+        self.real_step, self.discarded_windows = state.real_step, state.discarded_windows
+        self.rate, self.gradient_norm = state.rate, state.gradient_norm
+        self._own_gradients(owned=state.owns_gradients)
 
     def schedule_state(self) -> dict[str, Any]:
         """The state of the schedule beyond step and epoch; most schedules have none."""
@@ -755,7 +913,7 @@ def optimize(
     if epoch is None:
         # A phase that is not trained at present has an earlier epoch.
         epoch = max(scheduler.epoch for scheduler in schedulers)
-    under_autocast = any(scheduler.under_autocast for scheduler in schedulers)
+    under_autocast = any(scheduler.record.under_autocast for scheduler in schedulers)
     try:
         with _autocast_left(schedulers) if under_autocast else nullcontext():
             outcome = backward_and_step(losses, schedulers, epoch, samples, last=last, retain_graph=retain_graph)
@@ -766,8 +924,7 @@ def optimize(
     noted = {name: loss.detach() for name, loss in losses.items()}
     schedulers[0].losses = noted
     for record in {id(scheduler.record): scheduler.record for scheduler in schedulers}.values():
-        # An earlier call for the same batch may have had others.
-        record.losses = {**(record.losses or {}), **noted}
+        record.add_losses(noted)
     return outcome
 
 
@@ -782,7 +939,7 @@ def _autocast_left(optim_schedulers: Sequence[OptimScheduler]) -> Iterator[None]
         yield
 
 
-def backward_and_step(
+def backward_and_step(  # noqa: PLR0912 # a call for each branch would be one a step
     losses: Losses,
     optim_schedulers: Sequence[OptimScheduler],
     epoch: int,
@@ -815,29 +972,45 @@ def backward_and_step(
         # One that was made by hand has no hooks.
         before_backward = before_backward or other.before_backward
         after_backward = after_backward or other.after_backward
-    has_samples = _count_batches(optim_schedulers) if samples is None else samples > 0
+    counts: dict[OptimScheduler, int] = {}
+    if samples is None:
+        counts = _samples_of_batches(optim_schedulers)
+        has_samples = any(counts.values())
+    else:
+        has_samples = samples > 0
     if has_samples and before_backward:
         before_backward(losses=losses)
+    finite = True
     if not losses:
         # Nothing was computed for a batch without samples.
-        finite = True
+        pass
     elif only.owns_all and not others and retain_graph is None:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
-        finite = not acts or _backward(
-            loss, optim_schedulers, _samples_of(optim_schedulers) if samples is None else samples
-        )
+        count = counts[only] if samples is None else samples
+        if not acts:
+            pass
+        elif count and only.strategy is None and only.accum_grad == 1 and not only.scaler and loss.is_cpu:
+            # The same as _backward does, without its call.
+            if not loss.requires_grad:
+                _raise_no_gradient(only)
+            if only.guarded and not math.isfinite(loss.item()):
+                only.window.discards, finite = True, False
+            else:
+                torch.autograd.backward(loss)
+        else:
+            finite = _backward(loss, optim_schedulers, count)
     else:
-        finite = _backward_by_loss(losses, optim_schedulers, samples, retain_graph)
+        finite = _backward_by_loss(losses, optim_schedulers, samples, counts, retain_graph)
     if has_samples and after_backward:
         after_backward(losses=losses)
     closed = stepped = False
     for scheduler in optim_schedulers:
-        scheduler.owns_gradients = True
-        scheduler.record.scheduled = True
-        scheduler.batches += 1
-        scheduler.samples += scheduler.batch_samples if samples is None else samples
-        if steps and (last or scheduler.batches >= scheduler.accum_grad):
+        window, record = scheduler.window, scheduler.record
+        scheduler.last_gradients = scheduler.last_batch = record.number
+        window.batches += 1
+        window.samples += counts[scheduler] if samples is None else samples
+        if steps and (last or window.batches >= scheduler.accum_grad):
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
     if only.strategy is not None:
@@ -849,42 +1022,36 @@ def backward_and_step(
 
 def _is_finite_on_all_ranks(optim_schedulers: Sequence[OptimScheduler]) -> bool:
     """Return whether the losses of a batch are finite, as all ranks know by now, and forget it."""
-    finite = True
-    for scheduler in optim_schedulers:
-        strategy = scheduler.strategy
-        if strategy is not None:
-            finite = finite and strategy.finite
-            strategy.finite = True
-    return finite
+    finite = [own.strategy.take_finite() for own in optim_schedulers if own.strategy is not None]
+    return all(finite)
 
 
-def _count_batches(optim_schedulers: Sequence[OptimScheduler]) -> bool:
-    """Set the samples of the batch of each scheduler, and return whether there are any."""
-    counted = [scheduler for scheduler in optim_schedulers if scheduler.record.is_open]
-    for scheduler in counted:
-        scheduler.batch_samples = scheduler.record.count_samples()
-    numbers = {scheduler.batch_samples for scheduler in counted}
+def _samples_of_batches(optim_schedulers: Sequence[OptimScheduler]) -> dict[OptimScheduler, int]:
+    """Return how many samples the batch of each scheduler has."""
+    counts = {scheduler: scheduler.record.count_samples() for scheduler in optim_schedulers}
+    active = {counts[scheduler] for scheduler in optim_schedulers if scheduler.record.is_open}
     # A phase that is not trained at present has no batch, so the batch is that of the other phases.
-    for scheduler in optim_schedulers if len(numbers) == 1 else ():
-        [scheduler.batch_samples] = numbers
-    return any(scheduler.batch_samples for scheduler in optim_schedulers)
+    return dict.fromkeys(counts, *active) if len(active) == 1 else counts
 
 
-def _samples_of(group: Sequence[OptimScheduler]) -> int:
+def _samples_of(group: Sequence[OptimScheduler], counts: dict[OptimScheduler, int]) -> int:
     """The samples of the batch whose loss some schedulers share.
+
+    Args:
+        group: the schedulers.
+        counts: the samples of the batch of each scheduler; afterwards those that this returns.
 
     Raises:
         DataError: they are of phases whose batches have different numbers of samples.
     """
-    numbers = {scheduler.batch_samples for scheduler in group if scheduler.record.is_open}
+    numbers = {counts[scheduler] for scheduler in group if scheduler.record.is_open}
     averages = any(scheduler.accum_grad > 1 or scheduler.strategy is not None for scheduler in group)
     if averages and len(numbers) > 1:
-        counts = " and ".join(str(number) for number in sorted(numbers))
+        text = " and ".join(str(number) for number in sorted(numbers))
         what = f"optimize: the loss '{group[0].loss_name}' drives OptimSchedulers of several phases"
-        raise DataError(f"{what}, whose batches have {counts} samples; say how many count: optimize(…, samples=…)")
-    samples = max(numbers or {scheduler.batch_samples for scheduler in group})
-    for scheduler in group:
-        scheduler.batch_samples = samples
+        raise DataError(f"{what}, whose batches have {text} samples; say how many count: optimize(…, samples=…)")
+    samples = max(numbers or {counts[scheduler] for scheduler in group})
+    counts.update(dict.fromkeys(group, samples))
     return samples
 
 
@@ -894,15 +1061,17 @@ OPTIMIZER_HOOKS = ("before_backward", "after_backward", "before_update", "after_
 def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context, phase: str) -> None:
     """Call the plugins at each backward and update of a phase's schedulers; a hook that nobody implements costs nothing."""
     for name, scheduler in optim_schedulers.items():
+        watchers: dict[str, Watcher] = {}
         for moment in OPTIMIZER_HOOKS:
             hook = hook_or_none(context["hooks"], moment)
             named = {"name": name} if moment.endswith("update") else {}
-            setattr(scheduler, moment, partial(hook, context=context, phase=phase, **named) if hook else None)
+            watchers[moment] = partial(hook, context=context, phase=phase, **named) if hook else None
+        scheduler.watch(**watchers)
 
 
 def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:
     """Close the windows that are open at the end of a pass; whether a scheduler acted."""
-    acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
+    acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.window.batches]
     _update_scalers(optim_schedulers)
     return any(acted)
 
@@ -926,16 +1095,18 @@ def log_discarded_windows(where: str, epoch: int, optim_schedulers: Mapping[str,
     logger.info(f"{where}: {what}: each counts as an update, but the optimizer made no step")
 
 
-def clear_leftovers(scheduler: OptimScheduler, others: Iterable[OptimScheduler]) -> None:
+def clear_leftovers(scheduler: OptimScheduler, others: Iterable[OptimScheduler], number: int) -> None:
     """Clear the gradients of a scheduler without an open window, as other code has left them.
 
     Args:
         scheduler: its window is about to begin.
         others: all schedulers; what they gather in a parameter that they share with this one stays.
+        number: the number of the batch before the one that begins the window.
     """
     gathered: set[Tensor] = set()
     for other in others:
-        if other is not scheduler and (other.batches or other.samples or not other.owns_gradients):
+        last = number if other.record is scheduler.record else other.record.number
+        if other is not scheduler and (other.window.batches or other.window.samples or other.last_gradients < last):
             gathered.update(other.parameters)
     for parameter in scheduler.parameters:
         if parameter not in gathered:
@@ -957,8 +1128,7 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
         # The loss may be nan, and nan times 0 is nan. In DDP, a rank without samples gives zeros.
         return True
     if not loss.requires_grad:
-        remedy = "compute it from the model's output, outside of torch.no_grad()"
-        raise DataError(f"the loss '{first.loss_name}' has no gradient; {remedy}")
+        _raise_no_gradient(first)
     for scheduler in group:
         weighted = weighted or scheduler.accum_grad > 1
         if scheduler.guarded and not loss.is_cpu:
@@ -966,24 +1136,34 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
         # Reads one number, on the CPU: a loss that is not finite must not reach the weights.
         elif scheduler.guarded and not math.isfinite(loss.item()):
             for sharing in group:
-                sharing.discards = True
+                sharing.window.discards = True
             # In DDP a rank takes part all the same.
             if strategy is None or strategy.in_ddp is None:
                 return False
     for scheduler in group:
-        scheduler.weighted = weighted
+        scheduler.window.weighted = weighted
     if weighted:
         loss = loss * samples
     if first.scaler:
         loss = first.scaler.scale(loss)
     if strategy is not None:
-        loss = strategy.with_numbers(loss, first, samples)
+        window = first.window
+        loss = strategy.with_numbers(loss, window.samples + samples, discards=window.discards, bad=first.guard.loss)
     torch.autograd.backward(loss, **arguments)
     return True
 
 
+def _raise_no_gradient(scheduler: OptimScheduler) -> NoReturn:
+    remedy = "compute it from the model's output, outside of torch.no_grad()"
+    raise DataError(f"the loss '{scheduler.loss_name}' has no gradient; {remedy}")
+
+
 def _backward_by_loss(
-    losses: Losses, optim_schedulers: Sequence[OptimScheduler], samples: int | None, retain_graph: bool | None
+    losses: Losses,
+    optim_schedulers: Sequence[OptimScheduler],
+    samples: int | None,
+    counts: dict[OptimScheduler, int],
+    retain_graph: bool | None,
 ) -> bool:
     """Run one backward for each loss that an acting scheduler minimizes, into the parameters of these schedulers only."""
     first, *others = optim_schedulers
@@ -1004,7 +1184,7 @@ def _backward_by_loss(
         # Losses may share a graph, which each but the last backward has to leave in place.
         own = [parameter for scheduler in group for parameter in scheduler.parameters if parameter.requires_grad]
         inputs = list(dict.fromkeys(own))
-        count = _samples_of(group) if samples is None else samples
+        count = _samples_of(group, counts) if samples is None else samples
         finite &= _backward(losses[name], group, count, inputs=inputs, retain_graph=bool(retain_graph or remaining))
     return finite
 
@@ -1013,7 +1193,7 @@ def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
     """Update each gradient scaler after a step; no window with gradients of its scale may be open then."""
     for scaler in {scheduler.scaler for scheduler in optim_schedulers if scheduler.scaler and scheduler.stepped}:
         sharing = [scheduler for scheduler in optim_schedulers if scheduler.scaler is scaler]
-        if any(scheduler.batches for scheduler in sharing):
+        if any(scheduler.window.batches for scheduler in sharing):
             factors = " and ".join(str(scheduler.accum_grad) for scheduler in sharing)
             what = f"OptimSchedulers with an accum_grad of {factors} share a GradScaler"
             raise ConfigError(f"{what}, whose scale would change within a window; give each a scaler of its own")

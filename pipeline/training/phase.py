@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,7 +10,6 @@ import torch
 from loguru import logger
 from torch import nn
 
-from pipeline.checkpoint.weights import is_entry, module_of
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import ConfigView, Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
@@ -18,12 +17,10 @@ from pipeline.data.rng import mix, seed_generators
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
-from pipeline.training.brain import Brain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import PlannedSchedule, TorchSchedule
 from pipeline.training.triggers import NEVER
-from pipeline.training.unregistered import require_registered
 from pipeline.training.updater import is_plain
 from pipeline.user_code.tracebacks import error_context
 
@@ -149,45 +146,6 @@ def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
         best = ", so none is the best that was validated within one" if keep_best else ""
         remedy = "make the loader with pipeline.data.loader.make_loader, a seed and a sampler that has set_epoch"
         logger.warning(f"{drawn}: {when}{best}; {remedy}")
-
-
-def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
-    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
-
-    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
-
-    Raises:
-        ConfigError: a model keeps layers in a plain list; the runner's options contradict each other, or the device
-            cannot do them.
-    """
-    models, started = context.peek("model"), set[int]()
-    _require_registered(models)
-    for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
-        entry = models.get(name)
-        brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        if isinstance(brain, Brain) and id(brain) not in started:
-            started.add(id(brain))
-            brain._apply_run_options(run_options_for(runner, context.peek("device")))
-            optim_schedulers = entry.get("optim_schedulers") or {}
-            for scheduler in optim_schedulers.values():
-                if isinstance(scheduler, OptimScheduler):
-                    scheduler.adopt_groups()
-            type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
-            with error_context(f"phase.{name}"):
-                brain.on_fit_start()
-            begin_on_ranks([brain.modules], runner.seed)
-            if brain._strategy:
-                brain._strategy.sync_batchnorm = runner.sync_batchnorm
-
-
-def _require_registered(models: Any) -> None:
-    """Raise for layers in plain containers, also of models that a network stage of the user's own has built."""
-    entries = models if isinstance(models, Mapping) else {}
-    modules = {phase: module_of(entry) for phase, entry in entries.items() if is_entry(entry)}
-    for phase, module in modules.items():
-        brain = entries[phase].get("brain")
-        owner = brain if isinstance(brain, Brain) else None
-        require_registered([module], f"phase.{phase}: ", owner, elsewhere=modules.values())
 
 
 def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:

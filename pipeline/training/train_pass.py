@@ -36,7 +36,6 @@ from pipeline.distributed.strategy import Strategy, require_equal_weights
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
-from pipeline.training.brain import Brain, Stage, overridden
 from pipeline.training.evaluation import target_of
 from pipeline.training.meters import MOST
 from pipeline.training.metrics.base import judge, needs_target
@@ -47,7 +46,7 @@ from pipeline.training.optim_scheduler import (
     clear_leftovers,
     losses_by_name,
 )
-from pipeline.training.step_record import StepRecord
+from pipeline.training.trainable import Computation, Stage, Trainable, trainable_of
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
 
@@ -93,7 +92,7 @@ class PassLoop(ABC):
 
     def report_length(self, training: TrainPass, batches: int) -> None:
         """Warn once for each phase whose data end after other batches than announced."""
-        phase, count = training.phase, training.brain._batches_taken
+        phase, count = training.phase, training.in_round
         if batches and count != batches:
             self.true_lengths[phase] = count
         expected, planned = self.announced(phase, batches)
@@ -147,6 +146,17 @@ class PassLoop(ABC):
         """A pass is asked for its next batch: what was begun in the body of the one before is done."""
 
 
+class PassCount:
+    """How many batches a phase has trained on, for the updater of the phase.
+
+    Attributes:
+        iterations: how many.
+    """
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+
+
 class TrainPass:
     """One pass over the batches of a phase, or with ``repeat`` as many as are asked for.
 
@@ -157,17 +167,21 @@ class TrainPass:
         phase: the phase's name, for messages.
         brain: computes the losses; bound to its optimizers.
         updater: trains on a batch, and has counters of its own.
+        metrics: what judges the predictions of its batches, by name.
+        number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
+        repeat: whether it begins again at the end of the data.
+        metrics: what judges the predictions of its batches, by name.
+        number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
 
     Attributes:
         count: how many batches end it, over all rounds; None: the data does.
-        repeat: whether it begins again at the end of the data.
-        number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
         done: how many batches are done, over all rounds.
+        in_round: how many batches of this round were given out.
+        batch: the active batch; None between two batches.
         numbers: ``loss`` and what was logged, means over samples; empty until it is over.
         open, over: whether it has begun; whether it is done.
         dropped: whether the loop has left it before its end.
         in_batch: whether its batch is not counted yet.
-        metrics: what judges the predictions of its batches, by name.
         after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
         validated: whether its phase had the validation that is due after it.
         nested: whether it was begun in the body of another's batch.
@@ -180,14 +194,25 @@ class TrainPass:
     kind = "pass"
 
     def __init__(
-        self, loop: PassLoop, phase: str, brain: Brain, updater: UpdaterBase, metrics: Mapping[str, Any] | None = None
+        self,
+        loop: PassLoop,
+        phase: str,
+        brain: Computation,
+        updater: UpdaterBase,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        number: int = 0,
+        repeat: bool = False,
     ) -> None:
         self.loop, self.phase, self.brain, self.updater, self.metrics = loop, phase, brain, updater, metrics or {}
+        self.trainable = trainable_of(brain)
         self.after_batch = self._judge if metrics else loop.after_batch
         self.count: int | None = None
-        self.number = self.done = 0
+        self.number, self.repeat = number, repeat
+        self.done = self.in_round = 0
+        self.batch: Any = None
         self.numbers: dict[str, float] = {}
-        self.repeat = self.open = self.over = self.dropped = self.in_batch = self.validated = False
+        self.open = self.over = self.dropped = self.in_batch = self.validated = False
         self.nested = self.order_is_drawn = self.stand_in = False
         self.taken: int | None = None
         self.state: PassState | None = None
@@ -199,7 +224,11 @@ class TrainPass:
         self._batches: Iterator[Any] = iter(())
         self._length: int | None = None
         self._limit: int | None = None
-        self._iteration = 0
+        # After how many batches of a round every window closes; 0: that is not known.
+        self._planned = 0
+        # Whether this rank has another batch; None: all have as many.
+        self._has_more: bool | None = None
+        self._count = PassCount(0)
         self._scheduled = False
         self._announced = 0
 
@@ -209,7 +238,7 @@ class TrainPass:
         Args:
             update: trains on one batch; what it returns are losses, if it is not the Brain's own ``fit_batch``.
         """
-        if self.brain._averages:
+        if self.trainable.averages:
             update = self._averaged(update)
         self._is_run = True
         for batch in self._give_out(counts_first=self._is_custom):
@@ -226,24 +255,28 @@ class TrainPass:
             counts_first: whether to count the samples before the batch is yielded, if they weigh its loss. The code that
                 trains on the batch may change it.
         """
-        loop, brain, record, context = self.loop, self.brain, self.brain._record, self.loop.context
+        loop, trainable, record, context = self.loop, self.trainable, self.trainable.record, self.loop.context
         counters, work, before = loop.counters, loop.work, loop.before_batch
         try:
             for batches in self._rounds():
-                schedulers, record.is_open = brain._optim_schedulers, True
+                schedulers, strategy = trainable.schedulers, trainable.strategy
                 for batch in batches:
-                    brain.step += 1
-                    brain._batches_taken += 1
-                    record.batch, record.samples, record.losses, record.predictions = batch, None, None, None
-                    record.trained = record.scheduled = record.updated = False
-                    record.updates_before, record.epoch = counters["update"], counters["epoch"]
-                    self.in_batch = True
+                    self.in_round += 1
+                    self.batch, self.in_batch, number = batch, True, record.number
+                    last = 0 < self._planned == self.in_round
+                    record.begin(
+                        batch,
+                        counters["update"],
+                        counters["epoch"],
+                        last=last,
+                        stand_in=self.stand_in,
+                        has_more=self._has_more,
+                    )
                     if self not in work:
                         work.append(self)
                     if counts_first:
-                        strategy = brain._strategy
                         if strategy is not None and strategy.average is not None:
-                            strategy.average.samples = record.count_samples()
+                            record.count_samples()
                         for scheduler in schedulers:
                             if scheduler.accum_grad > 1 or scheduler.strategy is not None:
                                 record.count_samples()
@@ -251,12 +284,11 @@ class TrainPass:
                     if before and not self.stand_in:
                         before(context=context, phase=self.phase, batch=batch)
                     for scheduler in schedulers:
-                        if scheduler.owns_gradients and not scheduler.batches:
+                        if scheduler.last_gradients >= number and not scheduler.window.batches:
                             for parameter in scheduler.parameters:
                                 if parameter.grad is not None:
-                                    self._clear_leftovers(scheduler)
+                                    self._clear_leftovers(scheduler, number)
                                     break
-                            scheduler.owns_gradients = False
                     yield batch
                     # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
                     if not work or work[-1] is not self:
@@ -264,7 +296,7 @@ class TrainPass:
                     if self.in_batch:
                         self.count_batch()
                     # Free the batch before the loader is asked for the next one.
-                    record.batch = None
+                    self.batch = None
                     del batch
                     if counters["iteration"] >= loop.due and not loop.on_due(self):
                         loop.close(self)
@@ -289,7 +321,7 @@ class TrainPass:
                 # The data ended the round, and no limit.
                 self.loop.report_length(self, self._announced)
             # A round without a batch would be followed by another for ever.
-            again = self.repeat and self.brain._batches_taken and self.done != self.count and not self.over
+            again = self.repeat and self.in_round and self.done != self.count and not self.over
             batches = self.loop.next_round(self) if again else None
 
     def start(self, epoch: int, batches: int) -> None:
@@ -299,25 +331,27 @@ class TrainPass:
             epoch: the epoch that is running, from 0.
             batches: how many there are in a round; 0 if that is not known, or if another round may follow.
         """
-        brain = self.brain
+        brain, trainable = self.brain, self.trainable
         self.open = True
-        self._iteration = self.updater.state.iteration
-        brain._begin_pass(batches)
-        if brain._strategy is not None and overridden(brain, Brain, "fit_batch"):
-            brain._strategy.average_each_backward(brain._optim_schedulers, self.resources)
+        self.in_round, self._planned, self._has_more = 0, batches, None
+        trainable.begin_pass(keeps_outputs=bool(self.metrics))
+        strategy, record = trainable.strategy, trainable.record
+        if strategy is not None and trainable.overrides("fit_batch"):
+            strategy.average_each_backward(trainable.schedulers, record.count_samples, self.resources)
         for metric in self.metrics.values():
             metric.reset()
         if self.state:
-            brain._load_pass_state(self.state.to_tree())
+            trainable.load_state_dict(self.state.to_tree())
+            self.in_round = self.state.taken
             for name in self.metrics.keys() & self.state.metrics:
                 metric, state = self.metrics[name], self.state.metrics[name]
                 take = metric.merge if isinstance(state, list) else metric.load_state_dict
                 take(state)
-        brain._keeps_outputs |= bool(self.metrics)
-        self.updater.logged = brain._pass_numbers
+        self._count = PassCount(self.updater.state.iteration)
+        self.updater.begin_pass(epoch, self._count, trainable.numbers.logged)
         brain.on_stage_start(Stage.TRAIN, epoch)
-        brain._log_modes()
-        if brain._forgets and not self.state:
+        trainable.log_modes()
+        if trainable.forgets and not self.state:
             brain.zero_grad()
         if hasattr(brain.train_sampler, "set_epoch"):
             brain.train_sampler.set_epoch(epoch)
@@ -329,7 +363,7 @@ class TrainPass:
             loader: its order is that of ``number``.
             interruptible: whether a signal may end the wait for a batch of workers.
         """
-        brain, loop = self.brain, self.loop
+        trainable, loop = self.trainable, self.loop
         random = random_state(loop.generators()) if self.state else None
         self.order_is_drawn = bool(random_sampler_of(loader))
         set_epoch(loader, self.number)
@@ -341,16 +375,16 @@ class TrainPass:
         count = self._announced if sure and exact and not self.repeat else 0
         if not self.open:
             loop.start(self, count)
-        brain._pass_batches = min(count, self.count or count)
+        self._planned = min(count, self.count or count)
         self._limit = loader.count if isinstance(loader, LimitedLoader) else None
         self._length = self._announced if sure and exact else None
-        position, strategy = self.state.data if self.state else None, brain._strategy
-        self.taken = None if sure else (position or {}).get("taken", brain._batches_taken)
-        done = brain._batches_taken if self.taken is None else self.taken
+        position, strategy = self.state.data if self.state else None, trainable.strategy
+        self.taken = None if sure else (position or {}).get("taken", self.in_round)
+        done = self.in_round if self.taken is None else self.taken
         self._remaining = remaining = remaining_batches(loader, done, position)
         # Other ranks may have taken other batches.
-        brain._batches_taken, self.state = batches_done(remaining, brain._batches_taken), None
-        batches: Iterable[Any] = iter(on_device(remaining, brain.device))
+        self.in_round, self.state = batches_done(remaining, self.in_round), None
+        batches: Iterable[Any] = iter(on_device(remaining, trainable.device))
         # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
         workers, keeps_place = getattr(remaining, "num_workers", 0), has_own_state(remaining)
         if interruptible and workers and not keeps_place and not random_sampler_of(remaining):
@@ -369,14 +403,14 @@ class TrainPass:
 
     def _slices(self, batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
         """The slices of this rank; a stand-in for each that is empty. After the first update all have the same weights."""
-        brain, first = self.brain, True
+        trainable, first = self.trainable, True
         for batch in batches:
-            self.stand_in = strategy.stand_in = type(batch) is EmptySlice
+            self.stand_in = type(batch) is EmptySlice
             yield batch.batch if self.stand_in else batch
-            if first and brain._train_state["update"]:
+            if first and trainable.counters["update"]:
                 first = False
-                require_equal_weights({self.phase: brain.modules}, strategy.world)
-        self.stand_in = strategy.stand_in = False
+                require_equal_weights({self.phase: trainable.modules}, strategy.world)
+        self.stand_in = False
 
     def _in_step(self, batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
         """The batches of a rank that may have fewer than others; then stand-ins, until no rank has more."""
@@ -393,10 +427,10 @@ class TrainPass:
             if is_own:
                 batch, ahead = ahead, next(batches, end)
                 self.taken = (self.taken or 0) + 1
-            strategy.has_more = ahead is not end
+            self._has_more = ahead is not end
             yield batch if is_own else EmptySlice(batch)
-            more = strategy.any_has_more()
-        strategy.has_more = None
+            more = strategy.any_has_more(has_more=self._has_more)
+        self._has_more = None
 
     def end(self, epoch: int, data: str) -> None:
         """Close the windows that are open, and compute the numbers of the pass.
@@ -406,21 +440,28 @@ class TrainPass:
         """
         if not self.done:
             raise DataError(f"{data} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
-        brain = self.brain
-        updated = brain._close_windows()
-        brain._train_state["update"] += updated
-        brain._check_divergence()
+        brain, trainable = self.brain, self.trainable
+        trainable.end_pass()
         self.resources.close()
-        brain._record.close()
-        for scheduler in brain._optim_schedulers:
-            scheduler.batch_samples = 1
-        if brain._forgets:
+        trainable.record.close()
+        if trainable.forgets:
             brain.zero_grad(set_to_none=True)
-        loss = brain.avg_train_loss if brain._averages else brain._pass_loss.mean()
+        numbers = trainable.numbers
+        loss = brain.avg_train_loss if trainable.averages else numbers.loss.mean()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
         # What it has logged.
-        brain._count_together()
-        self.numbers = brain._with_logged({"loss": loss, **computed(self.metrics, current_world())})
+        trainable.gather()
+        metrics = computed(self.metrics, current_world())
+        self.numbers = numbers.with_logged({"loss": loss, **metrics}, trainable.where)
+        self.finish()
+
+    def finish(self) -> None:
+        """Give out no batch any more."""
+        self.over = True
+
+    def share_numbers(self) -> None:
+        """Take the numbers of rank 0, whose plugins may have added some."""
+        self.numbers = current_world().broadcast(self.numbers)
 
     def has_ended(self) -> bool | None:
         """Whether the batch that is done was the last of the pass; None: only asking for the next one can tell."""
@@ -428,10 +469,9 @@ class TrainPass:
             return True
         if self.repeat:
             return False
-        taken = self.brain._batches_taken
-        if self._limit is not None and taken >= self._limit:
+        if self._limit is not None and self.in_round >= self._limit:
             return True
-        return None if self._length is None else taken >= self._length
+        return None if self._length is None else self.in_round >= self._length
 
     def has_more(self) -> bool:
         """Ask for the next batch, which is lost, and say whether there was one."""
@@ -444,19 +484,33 @@ class TrainPass:
             return f"{self.done} of {self.count} batches"
         if self.repeat or not self._announced:
             return f"{self.done} batches"
-        return f"{self.brain._batches_taken} of {self._announced} batches"
+        return f"{self.in_round} of {self._announced} batches"
 
     def entry_state(self) -> EntryState:
         """What a checkpoint keeps; on a GPU this waits."""
-        brain, state = self.brain, self.state
+        state = self.state
         if self.open and not self.over:
             # One that was not asked for since the resume is where it was in its data.
-            done = brain._batches_taken if self.taken is None else self.taken
+            done = self.in_round if self.taken is None else self.taken
             data = state.data if state else position_of(self._remaining, done)
             metrics = {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
-            state = PassState(**brain._pass_state(), data=data, metrics=metrics)
+            state = PassState(**self.trainable.state_dict(), taken=self.in_round, data=data, metrics=metrics)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
+
+    def begin_round_after(self, rounds: int) -> int:
+        """Take the order that comes after so many rounds over the data of the phase; return how many have begun then."""
+        self.number = rounds
+        return rounds + 1
+
+    def begin_round(self) -> None:
+        """Be ready for one more round over the data."""
+        self.in_round = 0
+        self.resources.close()
+
+    def limit(self, count: int | None, *, repeat: bool) -> None:
+        """Say where the pass ends: after so many batches, or if that is None with the data, unless these ``repeat``."""
+        self.count, self.repeat = count, repeat
 
     def load(self, state: EntryState) -> TrainPass:
         """Go on from that state, once it is asked for; the pass itself."""
@@ -466,39 +520,37 @@ class TrainPass:
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""
-        loop, record = self.loop, self.brain._record
+        loop, record = self.loop, self.trainable.record
         self.in_batch = False
         if not record.trained:
-            self._count_losses(record)
+            self._count_losses()
         self.done += 1
-        self._iteration += 1
+        self._count.iterations += 1
         loop.counters["iteration"] += 1
-        # Assigned and not added, so that an updater which counts by itself does not count twice.
-        self.updater.state.iteration = self._iteration
         if (after := self.after_batch) and not self.stand_in:
             if not self._is_run or self._is_custom:
-                self._find_cleared()
-            predictions, losses = record.predictions, record.losses or {}
-            record.predictions = record.losses = None
-            after(context=loop.context, phase=self.phase, batch=record.batch, predictions=predictions, losses=losses)
+                # What a plugin then leaves can be told from the gradients of code that steps by itself.
+                for scheduler in self.trainable.schedulers:
+                    scheduler.note_cleared()
+            predictions, losses = record.take_outputs()
+            after(context=loop.context, phase=self.phase, batch=self.batch, predictions=predictions, losses=losses)
 
-    def _find_cleared(self) -> None:
-        """Note where code that steps by itself gathers no gradients: what a plugin then leaves can be told from them."""
-        for scheduler in self.brain._optim_schedulers:
-            if not scheduler.owns_gradients:
-                scheduler.owns_gradients = all(parameter.grad is None for parameter in scheduler.parameters)
-
-    def _clear_leftovers(self, scheduler: OptimScheduler) -> None:
+    def _clear_leftovers(self, scheduler: OptimScheduler, number: int) -> None:
         """Clear gradients that other code has left, when the first batch of a window is handed out.
 
         The code that trains on the batch may call ``backward`` by itself after that.
+
+        Args:
+            scheduler: its window is about to begin.
+            number: the number of the batch before.
         """
         entries: Iterable[Mapping[str, Any]] = self.loop.context["model"].values()
-        clear_leftovers(scheduler, [own for entry in entries for own in (entry.get("optim_schedulers") or {}).values()])
+        others = [own for entry in entries for own in (entry.get("optim_schedulers") or {}).values()]
+        clear_leftovers(scheduler, others, number)
 
     def _judge(self, *, batch: Any, predictions: Any, **values: Any) -> None:
         """Have the metrics judge a batch, and call the plugins."""
-        if self.brain._record.samples == 0:
+        if self.trainable.record.samples == 0:
             # A batch without samples contributes to no metric.
             if after := self.loop.after_batch:
                 after(batch=batch, predictions=predictions, **values)
@@ -516,35 +568,31 @@ class TrainPass:
         if after := self.loop.after_batch:
             after(batch=batch, predictions=predictions, **values)
 
-    def _count_losses(self, record: StepRecord) -> None:
+    def _count_losses(self) -> None:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""
-        brain, losses, samples = self.brain, record.losses, record.count_samples()
-        if losses:
-            reported = brain._reported_loss(losses)
-            # Ranks count their losses in step, so one without samples has its place. It may be nan.
-            brain._pass_loss.add(reported if samples else torch.zeros_like(reported), samples)
-        record.predictions, record.losses = None, losses if samples else {}
-        self._scheduled |= record.scheduled
-        brain._train_state["samples"] += samples
-        if brain._strategy is not None:
-            brain._strategy.samples += samples
+        trainable, number = self.trainable, self.trainable.record.number
+        trainable.count_losses()
+        updated = False
+        for scheduler in trainable.schedulers:
+            self._scheduled = self._scheduled or scheduler.last_batch == number
+            updated = updated or scheduler.last_update == number
         # Unless it is counted already: where nothing goes through the schedulers, each batch counts as one update, or each
         # window of a fit_batch.
-        if brain._train_state["update"] == record.updates_before:
-            window = brain._run_options.grad_accumulation_factor if type(brain).fit_batch is not Brain.fit_batch else 1
-            by_hand = brain._batches_taken % window == 0
-            brain._train_state["update"] += record.updated if self._scheduled else by_hand
-        if brain._batches_taken % MOST == 0:
-            brain._check_divergence()
+        if trainable.counters["update"] == trainable.record.updates_before:
+            window = trainable.options.grad_accumulation_factor if trainable.overrides("fit_batch") else 1
+            by_hand = self.in_round % window == 0
+            trainable.counters["update"] += updated if self._scheduled else by_hand
+        if self.in_round % MOST == 0:
+            trainable.check_divergence()
 
     def _averaged(self, update: Callable[[Any], Any]) -> Callable[[Any], None]:
         """An update after which the Brain itself averages the loss."""
-        brain = self.brain
+        trainable = self.trainable
 
         def train_on(batch: Any) -> None:
             loss = update(batch)
-            if loss is not None and brain._record.samples != 0:
-                brain.avg_train_loss = brain.update_average(loss, brain._average or 0.0)
+            if loss is not None:
+                trainable.average(loss)
 
         return train_on
 
@@ -555,35 +603,29 @@ class TrainPass:
             update: returns a loss, several by name, or None.
             name: what messages call it.
         """
-        brain = self.brain
-        if brain._strategy is not None and not brain._strategy.reason:
-            brain._strategy.reason = f"{name} is not that of the framework"
-        update = brain._compiled(update)
+        trainable = self.trainable
+        if trainable.strategy is not None:
+            trainable.strategy.forgo_ddp(f"{name} is not that of the framework")
+        update = trainable.compiled(update)
         # Not the Brain's autocast: the update may call fit_batch, which enters that one, and it cannot be entered twice.
-        around = autocast(brain._run_options.precision, brain.device, steps=True)
-
-        self._is_custom, record = True, brain._record
+        around = autocast(trainable.options.precision, trainable.device, steps=True)
+        self._is_custom = True
 
         def train_on(batch: Any) -> Tensor | None:
-            for scheduler in brain._optim_schedulers:
-                scheduler.under_autocast = bool(around)
-            # Counted already if the losses of a window are weighted.
-            if record.samples is None:
-                record.samples = brain._samples_if_countable(batch)
-            without_samples = gradients_dropped(brain) if record.samples == 0 else nullcontext()
-            with around or nullcontext(), without_samples:
+            has_none = trainable.begin_update(batch, under_autocast=bool(around))
+            with around or nullcontext(), gradients_dropped(trainable) if has_none else nullcontext():
                 returned = update(batch)
             losses = {} if returned is None else losses_by_name(returned, name)
             losses = {name: loss.detach() for name, loss in losses.items()}
-            record.losses = losses if record.samples or not record.trained else {}
+            trainable.note_losses(losses)
             return losses.get("loss")
 
         return train_on
 
 
 @contextmanager
-def gradients_dropped(brain: Brain) -> Iterator[None]:
-    """Have no backward change a gradient of a Brain's modules until the block ends.
+def gradients_dropped(trainable: Trainable) -> Iterator[None]:
+    """Have no backward change a gradient of its modules until the block ends.
 
     This is for code that calls ``backward`` itself, for a batch without samples. A parameter that
     had no gradient has none afterwards, so an optimizer leaves it as it is.
@@ -592,7 +634,7 @@ def gradients_dropped(brain: Brain) -> Iterator[None]:
 
     def drop(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         # The Brain's own fit_batch, called for something else, has counted that.
-        if brain._record.samples:
+        if trainable.record.samples:
             return gradient
         if parameter.grad is None:
             had_none.add(parameter)
@@ -600,12 +642,12 @@ def gradients_dropped(brain: Brain) -> Iterator[None]:
 
     def clear(parameter: nn.Parameter) -> None:
         # A scaler refuses to step without gradients.
-        if parameter in had_none and not brain.scaler.is_enabled():
+        if parameter in had_none and not trainable.brain.scaler.is_enabled():
             parameter.grad = None
         had_none.discard(parameter)
 
     with ExitStack() as handles:
-        for parameter in brain.modules.parameters():
+        for parameter in trainable.modules.parameters():
             if parameter.requires_grad:
                 # torch has no types for these.
                 hooked: Any = parameter

@@ -210,36 +210,43 @@ class Schedule:
 
     Args:
         counters: of the training, from which the intervals count.
+        epochs, max_steps, max_updates: the limits; ``NEVER`` or more: there is none.
         intervals: of ``printing``, ``validating``, ``saving`` and ``exporting``; what is left out is never due.
 
     Attributes:
         printing, validating, saving, exporting: when each is due; exporting saves the weights alone.
-        epochs, max_steps, max_updates: the limits; none at first.
         time_limit: that of the time; None: there is none.
     """
 
-    def __init__(self, counters: Mapping[str, int], **intervals: Sequence[Interval]) -> None:
+    def __init__(
+        self,
+        counters: Mapping[str, int],
+        *,
+        epochs: int = NEVER,
+        max_steps: int = NEVER,
+        max_updates: int = NEVER,
+        **intervals: Sequence[Interval],
+    ) -> None:
         names = ("printing", "validating", "saving", "exporting")
         self._triggers = tuple(IntervalTrigger(intervals.get(name, ()), counters) for name in names)
         self.printing, self.validating, self.saving, self.exporting = self._triggers
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
-        self.epochs = self.max_steps = self.max_updates = NEVER
+        self.epochs, self.max_steps, self.max_updates = epochs, max_steps, max_updates
         self.time_limit: TimeLimit | None = None
 
     @classmethod
     def of_runner(cls, runner: RunnerSchema, counters: Mapping[str, int]) -> Schedule:
         """That of a runner of a config."""
-        schedule = cls(
+        return cls(
             counters,
+            epochs=min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER),
+            max_steps=runner.max_steps or NEVER,
+            max_updates=runner.optimizer_step_limit or NEVER,
             printing=parse_intervals(runner.print_interval),
             validating=parse_intervals(runner.valid_interval, starts=True),
             saving=parse_intervals(runner.save_interval),
             exporting=parse_intervals(runner.save_inference_interval, "epoch"),
         )
-        schedule.epochs = min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER)
-        schedule.max_steps = runner.max_steps or NEVER
-        schedule.max_updates = runner.optimizer_step_limit or NEVER
-        return schedule
 
     def due(self, counters: Mapping[str, int]) -> tuple[bool, ...]:
         """Whether to print, to validate, to save and to export after an iteration; the time limit stops the training."""

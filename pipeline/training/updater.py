@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,30 +21,82 @@ from pipeline.data.generators import own_generators
 from pipeline.data.loader import length, set_epoch
 from pipeline.data.stream import has_state, state_of
 from pipeline.errors import CheckpointError, DataError
-from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
+from pipeline.training.trainable import Computation, trainable_of
 from pipeline.training.unregistered import require_registered
 from pipeline.training.weak_methods import own_method
 
 
-def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
-    """Whether an update is what ``Brain.fit_batch`` does, and nothing else."""
-    return type(updater) is Updater and updater.brain is brain and type(brain).fit_batch is Brain.fit_batch
+def is_plain(brain: Computation, updater: UpdaterBase) -> bool:
+    """Whether an update is what ``Trainable.fit_batch`` does, and nothing else."""
+    own = trainable_of(brain).overrides("fit_batch") or "fit_batch" in vars(brain)
+    return type(updater) is Updater and updater.brain is brain and not own
 
 
-@dataclass
+class Count(Protocol):
+    """Counts the batches that a phase has trained on."""
+
+    @property
+    def iterations(self) -> int:
+        """How many."""
+
+
 class UpdaterState:
-    """How many iterations and epochs are done."""
+    """How many iterations and epochs are done.
 
-    iteration: int = 0
-    epoch: int = 0
+    In a run the pass over the data counts the iterations. What an updater assigns to ``iteration`` holds until its batch
+    is done, so one that counts by itself is not counted twice.
+
+    Args:
+        iteration: the iterations that are done.
+        epoch: the epochs that are done.
+    """
+
+    def __init__(self, iteration: int = 0, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self._iteration = iteration
+        self._count: Count | None = None
+        # What the pass had counted when the iteration was assigned.
+        self._counted = 0
+
+    @property
+    def iteration(self) -> int:
+        """The iterations that are done."""
+        if self._count is not None and self._count.iterations != self._counted:
+            return self._count.iterations
+        return self._iteration
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        self._iteration = value
+        if self._count is not None:
+            self._counted = self._count.iterations
+
+    def follow(self, count: Count) -> None:
+        """Let a pass count the iterations."""
+        self._count, self._counted, self._iteration = count, count.iterations, count.iterations
+
+    def settle(self) -> None:
+        """Keep the iterations that the pass has counted, which is over."""
+        self._iteration, self._count = self.iteration, None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the counters of another are the same."""
+        if not isinstance(other, UpdaterState):
+            return NotImplemented
+        return (self.iteration, self.epoch) == (other.iteration, other.epoch)
+
+    __hash__ = None  # type: ignore[assignment] # as a dataclass that can change
+
+    def __repr__(self) -> str:
+        return f"UpdaterState(iteration={self.iteration}, epoch={self.epoch})"
 
 
 class UpdaterBase:
     """Trains a model on one batch at a time; a subclass defines ``update``.
 
-    The loop assigns ``state`` after each update, so an updater that counts itself is not counted twice.
+    In a run, the pass over the data counts in ``state``; an updater that counts by itself is not counted twice.
 
     Attributes:
         state: the counters.
@@ -59,6 +110,24 @@ class UpdaterBase:
     def logged(self) -> Meters:
         """What ``log`` gathers."""
         return Meters()
+
+    def begin_pass(self, epoch: int, count: Count, logged: Meters) -> None:
+        """Let a pass of a run count the iterations, and report what is logged.
+
+        Args:
+            epoch: the epoch that is running, from 0.
+            count: counts the iterations.
+            logged: the numbers that the pass reports.
+        """
+        self.state.epoch = epoch
+        self.state.follow(count)
+        self.logged = logged
+
+    def end_pass(self, epoch: int | None) -> None:
+        """Keep what the pass has counted; ``epoch``: how many are done, or None if this one was cut short."""
+        self.state.settle()
+        if epoch is not None:
+            self.state.epoch = epoch
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
         """Report a number with those of the pass, as ``Brain.log`` does."""
@@ -114,7 +183,7 @@ class UpdaterBase:
 class Updater(UpdaterBase):
     """The default: what the Brain does with a batch."""
 
-    def __init__(self, brain: Brain) -> None:
+    def __init__(self, brain: Computation) -> None:
         super().__init__()
         self.brain = brain
 
@@ -123,32 +192,13 @@ class Updater(UpdaterBase):
         return self.brain.fit_batch(batch)
 
 
-def _losses_of(model: nn.Module, batch: Any) -> Losses:
+def own_losses(model: nn.Module, batch: Any) -> Losses:
     """What a model returns that computes its loss itself; the one to minimize is ``loss``: its ``main``, or else the sum."""
     items = batch if isinstance(batch, list | tuple | Mapping) else (batch,)
     returned = model(**items) if isinstance(items, Mapping) else model(*items)
     losses = losses_by_name(returned, f"{type(model).__name__}.forward")
     main = losses.pop("main") if "main" in losses else reduce(torch.add, losses.values())
     return {**losses, "loss": main}
-
-
-class OwnLossBrain(ModuleBrain):
-    """Makes a Brain of a module that computes its loss itself, of the whole batch, for a phase with an updater."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, cast("Any", _losses_of))
-
-    def compute_forward(self, batch: Any, stage: Stage) -> Any:
-        """The losses."""
-        return _losses_of(self.module, batch)
-
-    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
-        """The same."""
-        return predictions
-
-    @property
-    def _loss_source(self) -> str:
-        return f"{self._where}{type(self.module).__name__}.forward"
 
 
 class CountedBatches(Iterator[Any]):
@@ -201,6 +251,10 @@ class StandardUpdater(UpdaterBase):
         self.models: dict[str, Any] = {"main": model}
         self.optimizers: dict[str, Any] = {"main": optimizer}
         self._watch_epochs()
+
+    def step_by(self, optim_schedulers: Mapping[str, OptimScheduler]) -> None:
+        """Step the optimizers as these OptimSchedulers of a run say; by none, if the updater has an optimizer of its own."""
+        self.optim_schedulers = dict(optim_schedulers)
 
     @property
     def updates_per_epoch(self) -> int | None:
@@ -271,7 +325,7 @@ class StandardUpdater(UpdaterBase):
         Raises:
             DataError: the model returns no loss.
         """
-        losses = _losses_of(self.model, batch)
+        losses = own_losses(self.model, batch)
         if not self.optim_schedulers:
             self.optimizer.zero_grad()
             torch.autograd.backward(losses["loss"])

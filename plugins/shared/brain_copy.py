@@ -8,13 +8,15 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 
 from pipeline import Brain
+from pipeline.training.trainable import trainable_of
 
 
 def copy_of(brain: Brain, *same: Any) -> Brain:
     """A copy with the same weights, and the objects in ``same``; attributes that cannot be copied are the same too."""
     # Parameters that have no shape yet get one in the first forward.
     parameters = [parameter for parameter in brain.modules.parameters() if not is_lazy(parameter)]
-    shared = [brain._optim_schedulers, brain._train_state, brain.checkpointer, brain._strategy, *parameters, *same]
+    trained = trainable_of(brain)
+    shared = [trained.schedulers, trained.counters, trained.strategy, brain.checkpointer, *parameters, *same]
     other = copy.copy(brain)
     memo = {id(brain): other, **{id(value): value for value in shared}}
     for name, value in vars(brain).items():

@@ -144,6 +144,7 @@ from pathlib import Path
 from torch.utils.data import TensorDataset
 from pipeline import Brain, Checkpointer
 from pipeline.distributed.world import current_world
+from pipeline.training.trainable import trainable_of
 
 class Count:
     value = 0
@@ -163,7 +164,7 @@ class Recipe(Brain):
 
     def on_fit_batch_end(self, batch, outputs, loss, should_step):
         self.hparams.count.value += 1
-        if self._train_state["iteration"] == 3:
+        if trainable_of(self).counters["iteration"] == 3:
             self.checkpointer.save_checkpoint({"batch": 3}, end_of_epoch=False)
 
     def on_stage_end(self, stage, stage_loss, epoch=None):

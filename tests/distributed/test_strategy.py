@@ -18,6 +18,7 @@ from pipeline.distributed.world import PeerError, current_world
 from pipeline.errors import DivergedError, ExitCode, PipelineError
 from pipeline.training.phase import begin_on_ranks
 from pipeline.training.schedules import Constant
+from pipeline.training.trainable import trainable_of
 from tests.distributed.ranks import Ranks
 
 Batch = tuple[Tensor, Tensor]
@@ -119,7 +120,7 @@ class Classifier(Brain):
         self.hooked += 1
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        self.means = {"loss": stage_loss, **self._pass_numbers.means()}
+        self.means = {"loss": stage_loss, **trainable_of(self).numbers.logged.means()}
 
 
 class SomeUnused(Classifier):
@@ -250,9 +251,14 @@ def fitted(kind: str, data: Any, **options: Any) -> tuple[dict[str, Tensor], dic
     brain = KINDS[kind](**options)
     begin_on_ranks([brain.modules], 0)
     brain.fit(range(2), data, progressbar=False)
-    numbers = {**brain.means, **brain._train_state, "hooked": brain.hooked, "bad": brain._pass_loss.nonfinite}
-    assert brain._strategy
-    return brain.modules.state_dict(), {**numbers, "reason": brain._strategy.reason}
+    numbers = {
+        **brain.means,
+        **trainable_of(brain).counters,
+        "hooked": brain.hooked,
+        "bad": trainable_of(brain).numbers.loss.nonfinite,
+    }
+    assert trainable_of(brain).strategy
+    return brain.modules.state_dict(), {**numbers, "reason": trainable_of(brain).strategy.reason}
 
 
 def by_hand(

@@ -33,6 +33,7 @@ from pipeline.checkpoint import reader, storage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.data.loader import make_loader
+from pipeline.training.trainable import trainable_of
 
 Tell = Callable[[str], None]
 
@@ -81,7 +82,7 @@ def fit(folder: Path, tell: Tell) -> dict[str, Any]:
     return {
         "weights": dict(brain.modules.state_dict()),
         "optimizer": brain.optimizer.state_dict(),
-        **brain._train_state,
+        **trainable_of(brain).counters,
     }
 
 

@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, Sta
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.optim_scheduler import losses_by_name
 from pipeline.training.schedules import Constant
+from pipeline.training.trainable import trainable_of
 from tests.training.conftest import in_turn
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)
@@ -87,7 +88,7 @@ def test_a_training_step_is_forward_loss_backward_and_step() -> None:
 def test_an_evaluation_step_returns_predictions_and_losses_and_trains_nothing() -> None:
     brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
     before = brain.modules.model.weight.detach().clone()
-    predictions, losses = brain._predictions_and_losses((X, Y), Stage.VALID)
+    predictions, losses = trainable_of(brain).predictions_and_losses((X, Y), Stage.VALID)
     assert torch.equal(predictions, brain.modules.model(X))
     assert torch.equal(losses["loss"], nn.functional.mse_loss(predictions, Y))
     assert torch.equal(brain.evaluate_batch((X, Y), Stage.VALID), losses["loss"])
@@ -212,7 +213,7 @@ def test_a_brain_may_count_the_samples_itself() -> None:
     brain = bound(Graphs(lambda weight, batch: weight * 0 + len(batch)))
     brain.fit_batch(["a", "b"])
     brain.fit_batch(["a", "b", "c", "d"])
-    assert brain._pass_loss.mean() == pytest.approx((2 * 2 + 4 * 4) / 6)
+    assert trainable_of(brain).numbers.loss.mean() == pytest.approx((2 * 2 + 4 * 4) / 6)
 
 
 @pytest.mark.parametrize(
@@ -246,15 +247,15 @@ def test_losses_that_are_not_finite_change_neither_the_weights_nor_the_mean() ->
         weights.append(brain.modules.net.weight.item())
     assert weights[0] == weights[1] == weights[2] != weights[3]
     assert returned[2] == math.inf
-    assert brain._pass_loss.mean() == pytest.approx(3.0)
+    assert trainable_of(brain).numbers.loss.mean() == pytest.approx(3.0)
 
 
 def test_more_losses_that_are_not_finite_than_patience_allows_end_the_training() -> None:
     brain = bound(Returning(losses_of([math.nan, 1.0, math.nan, -math.inf])), patience=2)
     for iteration in range(3):
-        brain._train_state["iteration"] = iteration
+        trainable_of(brain).counters["iteration"] = iteration
         brain.fit_batch(X)
-    brain._train_state["iteration"] = 3
+    trainable_of(brain).counters["iteration"] = 3
     message = (
         "phase.line: 'loss' is nan: 3 of its .* in this epoch were not finite, the first in iteration 1; lower the"
     )
@@ -303,11 +304,11 @@ def test_a_new_pass_starts_the_count_again() -> None:
     brain = bound(Returning(losses_of([math.nan, math.nan, 1.0, math.nan])), patience=2)
     for _ in range(2):
         brain.fit_batch(X)
-    brain._begin_pass()
+    trainable_of(brain).begin_pass()
     for _ in range(2):
         brain.fit_batch(X)
-    brain._check_divergence()
-    assert brain._pass_loss.nonfinite == 1
+    trainable_of(brain).check_divergence()
+    assert trainable_of(brain).numbers.loss.nonfinite == 1
 
 
 def test_without_patience_the_first_loss_that_is_not_finite_ends_the_training() -> None:

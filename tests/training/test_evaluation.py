@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError, DataError, DivergedError
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.evaluation import evaluate, evaluating, predict
 from pipeline.training.metrics.base import MAE, Accuracy
+from pipeline.training.trainable import trainable_of
 
 mse = nn.functional.mse_loss
 
@@ -39,8 +40,8 @@ def test_what_is_logged_within_is_kept_apart_from_what_was_logged_before() -> No
     brain.log("loss", 1.0)
     with evaluating(brain):
         brain.log("loss", 9.0)
-        assert brain._pass_numbers.means() == {"loss": 9.0}
-    assert brain._pass_numbers.means() == {"loss": 1.0}
+        assert trainable_of(brain).numbers.logged.means() == {"loss": 9.0}
+    assert trainable_of(brain).numbers.logged.means() == {"loss": 1.0}
 
 
 def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> None:
@@ -50,7 +51,7 @@ def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> N
         brain.log("loss", 1 / 0)
     assert brain.modules.net.training
     assert torch.is_grad_enabled()
-    assert brain._pass_numbers.means() == {"loss": 1.0}
+    assert trainable_of(brain).numbers.logged.means() == {"loss": 1.0}
 
 
 class Logging(ModuleBrain):

@@ -21,6 +21,7 @@ from pipeline import Brain, Stage
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import ConfigError, DataError, DivergedError, StageError
 from pipeline.training.fit import EVERY, pass_progress
+from pipeline.training.trainable import trainable_of
 
 Table = Callable[..., TensorDataset]
 mse = nn.functional.mse_loss
@@ -189,7 +190,11 @@ def test_without_a_length_the_last_window_is_closed_after_the_last_batch(make_ta
     unknown.fit(range(1), Stream(batches_of(make_table(10), 2)))
     assert [each[2] for each in unknown.events if each[0] == "batch_start"] == [False, True, False, True, False]
     assert same(known, unknown.modules.net)
-    assert known._train_state == unknown._train_state == {"iteration": 5, "update": 3, "epoch": 1, "samples": 10}
+    assert (
+        trainable_of(known).counters
+        == trainable_of(unknown).counters
+        == {"iteration": 5, "update": 3, "epoch": 1, "samples": 10}
+    )
 
 
 def test_modules_train_in_training_and_are_evaluated_without_gradients(make_table: Table) -> None:
@@ -235,9 +240,9 @@ def test_what_is_logged_in_any_part_of_a_pass_is_kept_with_its_numbers(make_tabl
 def test_what_is_logged_holds_no_graph(make_table: Table) -> None:
     brain = Logging()
     brain.fit(range(1), DataLoader(make_table(6), batch_size=4))
-    assert brain._pass_numbers["first"].mean() == brain._pass_numbers["first"].mean()
+    assert trainable_of(brain).numbers.logged["first"].mean() == trainable_of(brain).numbers.logged["first"].mean()
     brain.log("late", brain.modules.net.weight.sum())
-    assert not brain._pass_numbers["late"].waiting[0][0].requires_grad
+    assert not trainable_of(brain).numbers.logged["late"].waiting[0][0].requires_grad
 
 
 @pytest.mark.parametrize("named", [{"loss": 1.0, "a": 2.0, "b": 4.0}, {"a": 2.0, "b": 4.0}])
@@ -249,7 +254,7 @@ def test_the_loss_of_several_is_the_one_of_that_name_else_the_sum_and_each_other
             return {name: value * predictions.sum() / predictions.sum().detach() for name, value in named.items()}
 
         def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-            self.events.append((stage.name, stage_loss, self._pass_numbers.means()))
+            self.events.append((stage.name, stage_loss, trainable_of(self).numbers.logged.means()))
 
     brain = Several()
     with_loss = "loss" in named
@@ -272,14 +277,14 @@ def test_optimizer_step_limit_counts_updates_and_not_iterations(
 ) -> None:
     brain = Line(run_opts={"grad_accumulation_factor": 4, "optimizer_step_limit": limit})
     brain.fit(range(3), DataLoader(make_table(20), batch_size=2))
-    assert brain._train_state["update"] == (limit or 9)
-    assert (brain._train_state["iteration"], brain._train_state["epoch"]) == (iterations, epochs)
+    assert trainable_of(brain).counters["update"] == (limit or 9)
+    assert (trainable_of(brain).counters["iteration"], trainable_of(brain).counters["epoch"]) == (iterations, epochs)
 
 
 def test_a_limit_that_is_reached_when_the_last_window_of_a_stream_closes_ends_training_there(make_table: Table) -> None:
     brain = Line(run_opts={"grad_accumulation_factor": 4, "optimizer_step_limit": 2})
     brain.fit(range(5), Stream(batches_of(make_table(6), 2)))
-    assert brain._train_state == {"iteration": 6, "update": 2, "epoch": 2, "samples": 12}
+    assert trainable_of(brain).counters == {"iteration": 6, "update": 2, "epoch": 2, "samples": 12}
 
 
 def test_training_that_reached_its_limit_is_validated_and_saved(make_table: Table, tmp_path: Path) -> None:
@@ -293,14 +298,14 @@ def test_test_only_trains_nothing(make_table: Table) -> None:
     brain = Telling(run_opts={"test_only": True})
     brain.fit(range(1), make_table(4))
     assert brain.events == []
-    assert brain._train_state["iteration"] == 0
+    assert trainable_of(brain).counters["iteration"] == 0
 
 
 def test_counters_go_on_when_fit_is_called_again(make_table: Table) -> None:
     brain = Line()
     for _ in range(2):
         brain.fit(range(2), DataLoader(make_table(6), batch_size=4))
-    assert brain._train_state == {"iteration": 8, "update": 8, "epoch": 4, "samples": 24}
+    assert trainable_of(brain).counters == {"iteration": 8, "update": 8, "epoch": 4, "samples": 24}
 
 
 # Debug.
@@ -336,7 +341,7 @@ def test_a_window_of_accumulation_closes_with_the_last_batch_of_a_debug_run(make
     brain = Telling(run_opts={"debug": True, "debug_epochs": 1, "grad_accumulation_factor": 4})
     brain.fit(range(5), DataLoader(make_table(20), batch_size=2))
     assert [each[2] for each in brain.events if each[0] == "batch_start"] == [False, True]
-    assert brain._train_state["update"] == 1
+    assert trainable_of(brain).counters["update"] == 1
 
 
 @pytest.mark.parametrize(("persistently", "kept"), [(False, []), (True, ["step-000000000002", "step-000000000004"])])
@@ -425,7 +430,7 @@ def test_loader_keywords_beside_a_loader_would_be_ignored_and_are_refused(
         ConfigError, match=f"{name} would be ignored: DataLoader is a loader already; give .* the dataset"
     ):
         call(brain, DataLoader(make_table(4)), {"batch_size": 2})
-    assert brain._train_state["iteration"] == 0
+    assert trainable_of(brain).counters["iteration"] == 0
 
 
 def test_an_unknown_loader_keyword_is_told_with_the_nearest(make_table: Table) -> None:
@@ -501,7 +506,7 @@ def test_divergence_in_recipe_is_caught_as_value_error(make_table: Table) -> Non
 def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(make_table: Table, tmp_path: Path) -> None:
     class Reading(Line):
         def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
-            self.events.append((self._pass_loss.batches,))
+            self.events.append((trainable_of(self).numbers.loss.batches,))
 
     brain = Reading(run_opts={"ckpt_interval_minutes": 10}, checkpointer=Checkpointer(tmp_path))
     brain.fit(range(1), DataLoader(make_table(10)))
@@ -644,7 +649,7 @@ def test_a_dataset_of_speechbrain_gives_its_padded_batches_unless_told_otherwise
     brain = Padded(features=1)
     brain.fit(range(1), data, train_loader_kwargs={"batch_size": 2, "ckpt_prefix": None})
     assert brain.events == [[0.0, 1.0], [2.0, 3.0]]
-    assert brain._train_state["samples"] == 4
+    assert trainable_of(brain).counters["samples"] == 4
     own = brain.make_dataloader(data, Stage.TEST, "loader-", collate_fn=len, batch_size=3)
     assert list(own) == [3, 1]
     for module in [module for module in sys.modules if module.partition(".")[0] == "speechbrain"]:
@@ -674,7 +679,7 @@ def test_the_profiler_looks_at_the_first_batches_of_a_fit(tmp_path: Path) -> Non
     brain = PlainLine(hparams={"output_folder": folder}, run_opts=options)
     brain.fit(range(2), [torch.ones(1)] * 4)
     assert sorted(path.name for path in (folder / "profiler").iterdir()) == ["operators_3-5.txt", "trace_3-5.json"]
-    assert brain._train_state["iteration"] == 8
+    assert trainable_of(brain).counters["iteration"] == 8
     with pytest.raises(
         ConfigError, match="profile_training writes into the hyperparameter output_folder; there is none"
     ):

@@ -20,6 +20,7 @@ from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import CheckpointError, DataError
+from pipeline.training.trainable import trainable_of
 
 
 def data() -> list[list[Tensor]]:
@@ -72,7 +73,7 @@ def state_of(brain: Brain) -> dict[str, Any]:
     return {
         "weights": brain.modules.state_dict(),
         "optimizers": {name: each.state_dict() for name, each in brain.optimizers_dict.items()},
-        "counters": dict(brain._train_state),
+        "counters": dict(trainable_of(brain).counters),
         "generator": torch.get_rng_state(),
     }
 
@@ -247,7 +248,7 @@ def test_a_fit_that_has_reached_its_limit_trains_nothing_more(tmp_path: Path, op
     for _ in range(2):
         brain = Dropping(tmp_path, **options)
         brain.fit(count(), Batches())
-        assert brain._train_state["epoch"] == 2
+        assert trainable_of(brain).counters["epoch"] == 2
 
 
 @pytest.mark.parametrize(
@@ -378,7 +379,7 @@ def test_a_checkpoint_of_an_earlier_version_gives_weights_and_counters(tmp_path:
     brain = Dropping(tmp_path)
     brain.fit(range(1), Batches())
     assert steps(tmp_path) == [3, 6]
-    assert brain._train_state["epoch"] == 2
+    assert trainable_of(brain).counters["epoch"] == 2
     assert any(
         "an earlier version saved weights and counters alone; the optimizers begin" in line for line in log_lines
     )

@@ -18,6 +18,7 @@ from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.errors import CheckpointError, ConfigError
+from pipeline.training.trainable import trainable_of
 from tests.training.test_fit_again import Batches, Counter, data
 
 
@@ -98,7 +99,7 @@ class Recipe(Brain):
         return {
             "weights": dict(self.modules.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "counters": dict(self._train_state),
+            "counters": dict(trainable_of(self).counters),
             "random": torch.get_rng_state(),
             "epoch": self.hparams.epochs.current,
             "losses": list(self.hparams.annealing.losses),
@@ -194,9 +195,9 @@ def test_what_is_asked_for_in_a_batch_is_saved_after_it_and_training_goes_on_fro
 ) -> None:
     class Often(Recipe):
         def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
-            if self._train_state["iteration"] in {3, 5}:
+            if trainable_of(self).counters["iteration"] in {3, 5}:
                 assert self.checkpointer.save_checkpoint({"batch": self.step}, end_of_epoch=False) is None
-            if self._train_state["iteration"] == 7:
+            if trainable_of(self).counters["iteration"] == 7:
                 raise KeyboardInterrupt
 
     first = Often(tmp_path)

@@ -23,6 +23,7 @@ from pipeline.training.evaluation import evaluate
 from pipeline.training.metrics.base import Accuracy
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.schedules import Constant
+from pipeline.training.trainable import trainable_of
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -633,7 +634,7 @@ def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(config: Config,
 
         @hookimpl
         def after_batch(self, context: Context) -> None:
-            self.counts.append(context["model"]["line"]["brain"]._pass_loss.batches)
+            self.counts.append(trainable_of(context["model"]["line"]["brain"]).numbers.loss.batches)
 
     chosen = config(save_interval="10 minute", print_interval=2, epochs=1)
     chosen["dataset"][0]["batch_size"] = 1

@@ -101,10 +101,10 @@ def test_numbers_of_several_precisions_are_averaged() -> None:
 
 
 def test_what_is_logged_is_weighted_by_the_samples_of_its_batch_or_those_that_it_names() -> None:
-    logged = Meters()
-    logged.record.samples = 4
+    samples = 4
+    logged = Meters(lambda: samples)
     logged.log("accuracy", 0.5)
-    logged.record.samples = 2
+    samples = 2
     logged.log("accuracy", torch.tensor(1.0, requires_grad=True))
     logged.log("accuracy", 0.0, batch_size=6)
     logged.log("length", 8)

@@ -22,6 +22,7 @@ from pipeline.errors import DivergedError, ExitCode
 from pipeline.training.meters import Meter
 from pipeline.training.optim_scheduler import close_windows
 from pipeline.training.schedules import Constant
+from pipeline.training.trainable import trainable_of
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -83,7 +84,7 @@ def bound(make: Make, clip: float | None = None, patience: int | None = 100, **o
     brain = Small(**options)
     scheduler = Constant(make, {}, brain.modules, grad_clip=clip)
     brain.bind("small", {"main": scheduler}, patience=patience)
-    brain._begin_pass()
+    trainable_of(brain).begin_pass()
     return brain, scheduler
 
 
@@ -190,7 +191,7 @@ def test_accumulation_waits_for_nothing_and_a_bad_loss_discards_its_window(make:
     brain = Small()
     scheduler = Constant(make, {}, brain.modules, accum_grad=2, grad_clip=None)
     brain.bind("small", {"main": scheduler}, patience=100)
-    brain._begin_pass()
+    trainable_of(brain).begin_pass()
     used = batches(*[0.0] * 4, math.nan, 0.0, 0.0, 0.0)
     for batch in used[:2]:
         brain.fit_batch(batch)
@@ -238,7 +239,7 @@ def test_where_nobody_looks_at_losses_clipping_still_discards_and_the_next_windo
 def test_with_another_optimizer_there_is_one_wait_a_window(make: Make, clip: float | None, accum: int) -> None:
     brain = Small()
     brain.bind("small", {"main": Constant(make, {}, brain.modules, grad_clip=clip, accum_grad=accum)}, patience=100)
-    brain._begin_pass()
+    trainable_of(brain).begin_pass()
     used = batches(*[0.0] * 4, math.nan, 0.0)
     for batch in used[:2]:
         brain.fit_batch(batch)
@@ -272,9 +273,9 @@ def test_bad_losses_are_noticed_when_the_numbers_are_read_with_the_iteration_of_
     with pytest.raises(
         DivergedError, match=r"phase.small: 'loss' is nan: 2 of its .* the first in iteration 2"
     ) as caught:
-        brain._check_divergence()
+        trainable_of(brain).check_divergence()
     assert caught.value.exit_code == ExitCode.DIVERGED == 5
-    assert (brain._pass_loss.nonfinite, scheduler.guard.read()) == (2, 0)
+    assert (trainable_of(brain).numbers.loss.nonfinite, scheduler.guard.read()) == (2, 0)
 
 
 @pytest.mark.parametrize("make", [FUSED["Adam"], READ["Adam"]])
@@ -285,7 +286,7 @@ def test_bad_gradients_are_noticed_with_their_first_parameter(make: Make) -> Non
         brain.fit_batch(batch)
     message = r"2 of its gradients .* up to iteration 5, the first that of 'net.2.weight'"
     with pytest.raises(DivergedError, match=message):
-        brain._check_divergence()
+        trainable_of(brain).check_divergence()
 
 
 def test_the_mean_is_that_of_the_finite_losses() -> None:
@@ -293,7 +294,7 @@ def test_the_mean_is_that_of_the_finite_losses() -> None:
     losses = [brain.fit_batch(batch).item() for batch in batches(0.0, math.nan, 0.0, math.inf, 3.0)]
     finite = [each for each in losses if math.isfinite(each)]
     assert len(finite) == 3
-    assert brain._pass_loss.mean() == pytest.approx(sum(finite) / 3, rel=1e-12)
+    assert trainable_of(brain).numbers.loss.mean() == pytest.approx(sum(finite) / 3, rel=1e-12)
 
 
 def test_numbers_of_two_devices_have_one_mean() -> None:
@@ -307,7 +308,7 @@ def test_the_state_of_an_open_window_knows_of_its_bad_loss() -> None:
     brain = Small()
     scheduler = Constant(FUSED["Adam"], {}, brain.modules, accum_grad=3)
     brain.bind("small", {"main": scheduler})
-    brain._begin_pass()
+    trainable_of(brain).begin_pass()
     good, bad = batches(0.0, math.nan)
     brain.fit_batch(good)
     assert scheduler.state_dict()["window"]["discards"] is False
@@ -380,12 +381,12 @@ def test_in_fp16_schedulers_that_share_a_loss_share_a_scaler_where_their_windows
         for part, accum in zip(("net.0", "net.2"), factors, strict=True)
     }
     brain.bind("small", made)
-    brain._begin_pass()
+    trainable_of(brain).begin_pass()
     losses = []
     for _ in range(60):
         losses += [brain.fit_batch(batch).item() for batch in batches(0.0, 0.0)]
-    close_windows(brain._optim_schedulers, 0)
-    brain._check_divergence()
+    close_windows(trainable_of(brain).schedulers, 0)
+    trainable_of(brain).check_divergence()
     assert (made["net.0"].scaler is made["net.2"].scaler) == (factors[0] == factors[1])
     assert sum(losses[-2:]) < 0.5 * sum(losses[:2])
 

@@ -17,6 +17,7 @@ from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
 from pipeline.training.optim_scheduler import OptimScheduler, close_windows
 from pipeline.training.schedules import Constant
+from pipeline.training.trainable import trainable_of
 from tests.training.conftest import in_turn
 
 
@@ -231,7 +232,7 @@ def in_fit(run: Any, config: Any, count: int, accum: int, size: int, epochs: int
     options = {"grad_accumulation_factor": accum, "max_grad_norm": None, "device": "cpu"}
     brain = Line({"line": line()}, lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), run_opts=options)
     brain.fit(range(epochs), samples(count), progressbar=False, train_loader_kwargs={"batch_size": size})
-    return brain.modules.line, brain._train_state["update"]
+    return brain.modules.line, trainable_of(brain).counters["update"]
 
 
 RUNS = [
@@ -269,10 +270,10 @@ def two_passes(first: Brain, second: Brain, accum: int) -> None:
         scheduler = Constant("SGD", {"lr": 0.1}, brain.modules, accum_grad=accum, grad_clip=None)
         brain.bind("", {"main": scheduler})
     for brain in (first, second, first, second):
-        brain._begin_pass()
+        trainable_of(brain).begin_pass()
         for batch in data:
             brain.fit_batch(batch)
-        close_windows(brain._optim_schedulers, 0)
+        close_windows(trainable_of(brain).schedulers, 0)
 
 
 def test_nothing_leaks_between_two_phases_that_share_a_module() -> None:
@@ -294,11 +295,11 @@ def test_nothing_leaks_into_a_part_that_the_second_phase_does_not_train(run: Any
     other = Line({"line": nn.Sequential(first, second)})
     scheduler = Constant("SGD", {"lr": 0.1}, other.modules, updated_modules="line.1", accum_grad=2)
     other.bind("", {"main": scheduler})
-    other._begin_pass()
+    trainable_of(other).begin_pass()
     other.fit_batch((torch.ones(2, 3), torch.ones(2, 1)))
     assert first.weight.grad is None
     assert second.weight.grad is not None
-    close_windows(other._optim_schedulers, 0)
+    close_windows(trainable_of(other).schedulers, 0)
     assert second.weight.grad is None
 
 
@@ -537,7 +538,7 @@ def test_a_bad_loss_anywhere_in_a_shared_window_discards_it_and_only_it(place: i
             theirs[1].zero_grad()
     torch.testing.assert_close(ours[1].weight, theirs[1].weight)
     assert torch.equal(ours[0].weight, theirs[0].weight)
-    assert schedulers[0].batches == 0
+    assert schedulers[0].window.batches == 0
 
 
 def test_without_patience_nobody_looks_at_the_loss() -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookimpl
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import ConfigError, DivergedError
+from pipeline.training.trainable import trainable_of
 from tests.training.conftest import Kill, KilledError, mse, table
 
 Table = Callable[..., TensorDataset]
@@ -92,9 +93,9 @@ def test_a_fit_batch_that_calls_optimizers_step_trains_as_a_plain_loop(accum: in
     brain = OwnFitBatch(run_opts={"grad_accumulation_factor": accum, "max_grad_norm": 0.1})
     brain.fit(range(2), batches())
     assert weights(brain.modules.net) == weights(by_hand(2, accum, clip=0.1))
-    assert brain._train_state["update"] == brain.optimizer_step == 2 * (6 // accum)
+    assert trainable_of(brain).counters["update"] == brain.optimizer_step == 2 * (6 // accum)
     assert [step for step, _ in brain.seen][:6] == [number // accum for number in range(1, 7)]
-    assert brain._train_state["iteration"] == 12
+    assert trainable_of(brain).counters["iteration"] == 12
 
 
 def test_the_average_of_the_pass_so_far_is_there_in_each_batch() -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, StandardUpdater, hookimpl, stages
 from pipeline.data.loader import make_loader
+from pipeline.training.trainable import trainable_of
 from tests.training.conftest import linear_config, mse, table
 
 Weights = Mapping[str, Tensor]
@@ -212,7 +213,7 @@ class Fitted(Brain):
         return mse(predictions, batch[1])
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
-        if self._train_state["iteration"] == Kill.at:
+        if trainable_of(self).counters["iteration"] == Kill.at:
             raise KilledError
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pipeline import Brain, GeneralTrainer, RunOptions, Stage
+from pipeline.training.trainable import trainable_of
 
 
 class SimpleBrain(Brain):
@@ -32,7 +33,7 @@ def test_the_example_of_the_brain_fits_as_a_loop_by_hand_does() -> None:
     brain.fit(range(1), (batch,))
     assert weight.grad is not None
     assert torch.allclose(model.weight, weight - 0.1 * weight.grad, rtol=0, atol=1e-7)
-    assert brain._train_state == {"iteration": 1, "update": 1, "epoch": 1, "samples": 1}
+    assert trainable_of(brain).counters == {"iteration": 1, "update": 1, "epoch": 1, "samples": 1}
 
 
 def test_the_example_of_the_brain_evaluates_to_the_mean_loss() -> None:
@@ -130,7 +131,7 @@ def test_what_such_a_brain_did_is_counted_and_it_knows_the_number_of_its_batch()
     brain = GanBrain(gan(), hparams=GAN_OPTIMIZERS)
     brain.fit(range(2), iter_of(NOISY))
     assert brain.numbers == [1, 2, 3, 4]
-    assert brain._train_state == {"iteration": 8, "update": 8, "epoch": 2, "samples": 24}
+    assert trainable_of(brain).counters == {"iteration": 8, "update": 8, "epoch": 2, "samples": 24}
 
 
 def iter_of(batches: list[Any]) -> Any:
@@ -216,7 +217,7 @@ def test_a_make_dataloader_of_its_own_makes_the_batches_of_every_pass() -> None:
     brain.evaluate(data, test_loader_kwargs={"num_workers": 0})
     assert [stage for stage, _ in made] == [Stage.TRAIN, Stage.VALID, Stage.TEST]
     assert [given for _, given in made] == [{"batch_size": 4}, {"drop_last": True}, {"num_workers": 0}]
-    assert brain._train_state["iteration"] == 1
+    assert trainable_of(brain).counters["iteration"] == 1
 
 
 OF_SPEECHBRAIN = {

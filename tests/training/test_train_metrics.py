@@ -18,6 +18,7 @@ from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
 from pipeline.stages import Runner
 from pipeline.training.brain import ModuleBrain
+from pipeline.training.trainable import trainable_of
 from tests.training.conftest import Kill, KilledError, mse
 
 Config = Callable[..., dict[str, Any]]
@@ -204,7 +205,7 @@ class WithOwnStep(Net):
 
     def fit_batch(self, batch: Any) -> Any:
         loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
-        optimize(loss, self._optim_schedulers)
+        optimize(loss, trainable_of(self).schedulers)
         return loss.detach()
 
 
@@ -257,7 +258,7 @@ def test_without_them_no_predictions_are_kept(config: Config, run: Run) -> None:
     chosen = judged(config, ModuleBrainOfLine, epochs=1)
     del chosen["phase"][0]["train_metrics"]
     brain = run(chosen)["model"]["line"]["brain"]
-    assert not brain._keeps_outputs
+    assert not trainable_of(brain).keeps_outputs
 
 
 class ModuleBrainOfLine(ModuleBrain):

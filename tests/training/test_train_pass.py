@@ -17,6 +17,7 @@ from pipeline.training.brain import ModuleBrain
 from pipeline.training.fit import Fit
 from pipeline.training.schedules import Constant
 from pipeline.training.train_pass import TrainPass
+from pipeline.training.trainable import trainable_of
 from pipeline.training.updater import Updater, UpdaterBase
 
 Config = Callable[..., dict[str, Any]]
@@ -123,7 +124,7 @@ def test_training_ends_where_the_loop_says_and_goes_on_from_there() -> None:
 
     class Ending(Fit):
         def on_due(self, training: TrainPass) -> bool:
-            looked.append(brain._train_state["iteration"])
+            looked.append(trainable_of(brain).counters["iteration"])
             self.due = {2: 5, 5: 9}[looked[-1]]
             return looked[-1] != 5
 
@@ -133,7 +134,7 @@ def test_training_ends_where_the_loop_says_and_goes_on_from_there() -> None:
     fit = Ending(brain, DATA, None, None)
     fit.run(range(2))
     assert looked == [2, 5]
-    assert (brain._train_state["iteration"], fit.updater.state.iteration) == (5, 5)
+    assert (trainable_of(brain).counters["iteration"], fit.updater.state.iteration) == (5, 5)
 
 
 def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:

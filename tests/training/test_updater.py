@@ -15,6 +15,7 @@ from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, Stage, Upda
 from pipeline.checkpoint.pytree import save_state
 from pipeline.errors import CheckpointError, DataError, DivergedError
 from pipeline.training.brain import ModuleBrain
+from pipeline.training.trainable import trainable_of
 
 
 def test_a_base_updater_says_what_to_define() -> None:
@@ -334,8 +335,8 @@ def test_a_fit_batch_of_its_own_that_uses_the_one_it_replaces_is_counted_once() 
     brain = Own(nn.Linear(3, 1), mse)
     brain.opt_class = lambda parameters: SGD(parameters, 0.1)
     brain.fit(range(2), [(torch.ones(3), torch.ones(1))] * 5, train_loader_kwargs={"batch_size": 2})
-    assert brain._train_state == {"iteration": 6, "update": 6, "epoch": 2, "samples": 10}
-    assert brain._pass_loss.batches == brain.step == 3
+    assert trainable_of(brain).counters == {"iteration": 6, "update": 6, "epoch": 2, "samples": 10}
+    assert trainable_of(brain).numbers.loss.batches == brain.step == 3
 
 
 class ByHand(UpdaterBase):
