@@ -234,6 +234,7 @@ def test_an_exported_model_has_the_weights_that_are_beside_it(config: Config, ru
     assert all(torch.equal(program.state_dict[name], weights[name]) for name in weights)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dataset", [Noisy, Counting])
 def test_on_a_gpu_an_exported_model_computes_there(config: Config, run: Run, dataset: Any) -> None:

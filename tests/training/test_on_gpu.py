@@ -25,6 +25,7 @@ from pipeline.training.schedules import Constant
 from pipeline.training.trainable import trainable_of
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     # What the tests of waiting rest on; torch says so once.
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning"),
@@ -133,7 +134,7 @@ def waits_counted() -> Iterator[list[str]]:
             yield waits
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits += [str(each.message) for each in caught if "synchronizing" in str(each.message)]
+    waits += [str(each.message) for each in caught if "called a synchronizing" in str(each.message)]
 
 
 # Fused optimizers, which are told by the GPU.
