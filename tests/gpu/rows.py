@@ -27,6 +27,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
+from pipeline.training.trainable import trainable_of
 from tests.gpu import ways
 from tests.gpu.findings import Findings, UnavailableError
 from tests.gpu.ways import Job, SmallBrain, WatchedBrain, largest_difference, small_data, trained_model
@@ -386,9 +387,10 @@ class SharingBrain(SmallBrain):
     def on_fit_start(self) -> None:
         """Give the Brain a Strategy."""
         super().on_fit_start()
-        self._share_work()
-        if self._strategy and self.reason:
-            self._strategy.reason = self.reason
+        trainable = trainable_of(self)
+        trainable.share_work()
+        if trainable.strategy and self.reason:
+            trainable.strategy.forgo_ddp(self.reason)
 
 
 class SummingBrain(SharingBrain):
