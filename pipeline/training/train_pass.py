@@ -243,6 +243,8 @@ class TrainPass:
         self._is_run = True
         for batch in self._give_out(counts_first=self._is_custom):
             update(batch)
+            # Free the batch before the next one is made.
+            del batch
 
     def batches(self) -> Generator[Any]:
         """The batches, for a loop of one's own; one is done when the next is asked for."""

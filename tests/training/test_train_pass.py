@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pipeline import Brain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.brain import ModuleBrain
-from pipeline.training.fit import Fit
+from pipeline.training.fit import Fit, pass_progress
 from pipeline.training.schedules import Constant
 from pipeline.training.train_pass import TrainPass
 from pipeline.training.trainable import trainable_of
@@ -103,6 +104,50 @@ def test_plugins_see_each_batch_before_it_and_after_it_with_predictions_and_loss
         assert batch is before["batch"]
         assert torch.equal(predictions, brain.module(batch[0]))
         assert torch.equal(losses["loss"], brain.loss(predictions, batch[1]))
+
+
+class Watched(Telling):
+    """A loader and a Brain: when the next batch is made, it notes what is left of the batches and predictions before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[ref[Tensor]] = []
+        self.left: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(4):
+            self.left.append(sum(made() is not None for made in self.made))
+            batch = torch.ones(2, 3), torch.ones(2, 1)
+            self.made.append(ref(batch[0]))
+            yield batch
+            del batch
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        predictions = super().compute_forward(batch, stage)
+        self.made.append(ref(predictions))
+        return predictions
+
+
+def test_a_batch_and_its_predictions_are_freed_before_the_next_batch_is_made() -> None:
+    brain = Watched()
+    brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
+    trainable_of(brain).begin_pass(keeps_outputs=True)
+    fit = Fit(brain, brain, None, None)
+    fit.after_batch = lambda **values: brain.events.append(tuple(values["losses"]))
+    fit.run(range(1))
+    assert brain.events.count(("loss",)) == 4
+    assert brain.left == [0, 0, 0, 0]
+
+
+def test_a_loop_of_ones_own_keeps_only_the_batch_that_its_variable_has() -> None:
+    brain = Watched()
+    brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
+    fit = Fit(brain, brain, None, False)
+    training = TrainPass(fit, "brain", brain, fit.updater)
+    with pass_progress(brain, "", None, show=False) as fit.bar:
+        for batch in training.batches():
+            brain.fit_batch(batch)
+    assert brain.left == [0, 1, 1, 1]
 
 
 def trained(brain: Brain, updater: UpdaterBase, epochs: int = 1) -> Fit:
