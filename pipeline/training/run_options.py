@@ -183,8 +183,7 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Calla
         module, whole = modules[name], options.compile_using_fullgraph
         if module._compiled_call_impl is None:
             dynamic = options.compile_using_dynamic_shape_tracing
-            module.compile(mode=options.compile_mode, fullgraph=whole, dynamic=dynamic)
-            compiled: Any = module._compiled_call_impl
+            compiled = torch.compile(_eager(module), mode=options.compile_mode, fullgraph=whole, dynamic=dynamic)
             module._compiled_call_impl = partial(_call, computes, module._call_impl, compiled)
     for name in options.modules_to("jit", modules):
         if not isinstance(modules[name], torch.jit.ScriptModule):
@@ -192,6 +191,19 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Calla
 
 
 _Call: TypeAlias = Callable[..., Any]
+
+
+def _eager(module: nn.Module) -> _Call:
+    """Return a function that calls a module as it is, to be compiled.
+
+    torch's own ``module.compile()`` compiles nothing of a module whose class is torch's, such as ``nn.Sequential``, since
+    torch traces no function of its own unless another one calls it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return call
 
 
 def _call(computes: Callable[[], bool], eager: _Call, compiled: _Call, /, *args: Any, **kwargs: Any) -> Any:

@@ -123,6 +123,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+def test_a_module_of_torchs_own_class_is_compiled_too(make_table: Any, graphs: list[tuple[int, ...]]) -> None:
+    brain = fitted(make_table(10), compile_module_keys=["encoder"])
+    assert graphs == [(5, 3)]
+    assert close(brain.modules, fitted(make_table(10)).modules)
+
+
 class Samples:
     """A plugin that generates in the middle of training."""
 
