@@ -338,7 +338,8 @@ class Run:
             return
         if last:
             reads = self.config.reads
-            reads.everything |= any(env_was_read(runner.context) for runner in self.sessions.values())
+            if any(env_was_read(runner.context) for runner in self.sessions.values()):
+                reads.mark_everything_read()
             # Settings without effect, or misspelt names.
             for line in reads.unread(self.config.tree, list(self.sessions)):
                 self.warn(line)
