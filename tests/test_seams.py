@@ -25,10 +25,15 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "pipeline"
 
 # How many there may be.
-MOST_WRITES, MOST_READS = 182, 122
+MOST_WRITES, MOST_READS = 162, 122
 
 # Objects of other libraries, as the code spells them: module -> expressions.
-FOREIGN: dict[str, set[str]] = {}
+FOREIGN: dict[str, set[str]] = {
+    # of an exception
+    "user_code/tracebacks": {"current.args"},
+    # of importlib
+    "workspaces/__init__": {"spec.loader"},
+}
 
 # Methods that only assign their argument, and are there because they were in a framework whose names we keep.
 KEPT_SETTERS = {"set_epoch"}
