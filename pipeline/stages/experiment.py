@@ -464,7 +464,7 @@ class ExperimentBase(RunnerBase):
         """
         if isinstance(valid := self.valid_loader, SeededLoader):
             # All of it is rank 0's.
-            valid.rank, valid.size = 0, 1
+            valid.stop_sharing()
         trained = (*self._optimizer().values(), *self._parts().values())
         schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
