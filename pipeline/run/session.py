@@ -375,27 +375,28 @@ def _new_context(config: Config, settings: RunnerSchema, world: World) -> Contex
     env = copy.deepcopy(config.plain())
     phases = {phase["name"]: phase for phase in env["phase"]}
     env["phase"] = [phases[phase.name] for phase in config.phases(settings)]
-    return Context(
-        status="uninit",
-        is_exit=False,
-        config_yaml=str(config.path) if config.path else None,
-        config=config,
-        env=env,
-        runner_name=settings.name,
-        runner=settings,
-        phases=[TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
-        hyper_parameters=TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
-        engine=EngineMode.SINGLE if world.size == 1 else modes[world.local_size == world.size],
-        is_fleet=world.size > 1,
-        fleet_mode="collective" if world.size > 1 else "",
-        is_infer=settings.kind == "infer",
-        rank=world.rank,
-        local_rank=world.local_rank,
-        world_size=world.size,
-        world=world,
-        train_state=dict.fromkeys(TRAIN_STATE, 0),
-        checkpoints={},
-    )
+    values = {
+        "status": "uninit",
+        "is_exit": False,
+        "config_yaml": str(config.path) if config.path else None,
+        "config": config,
+        "env": env,
+        "runner_name": settings.name,
+        "runner": settings,
+        "phases": [TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
+        "hyper_parameters": TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
+        "engine": EngineMode.SINGLE if world.size == 1 else modes[world.local_size == world.size],
+        "is_fleet": world.size > 1,
+        "fleet_mode": "collective" if world.size > 1 else "",
+        "is_infer": settings.kind == "infer",
+        "rank": world.rank,
+        "local_rank": world.local_rank,
+        "world_size": world.size,
+        "world": world,
+        "train_state": dict.fromkeys(TRAIN_STATE, 0),
+        "checkpoints": {},
+    }
+    return Context.for_training(values, TrainingGradients, running_hook)
 
 
 # Context keys whose objects the trainer itself uses; a stage may change what is in them, but not replace them.
@@ -459,11 +460,9 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
-        self.context.set_gradients_aside = TrainingGradients(self.context).set_aside
         self.resources.callback(set_aside_in_hooks(self.manager, self.context))
         for name, report in offered("plugin_reports").items() if self.plugins and self.run.world.is_main else ():
             self.manager.register(report(self.manager), name)
-        self.context.running_hook = running_hook
         self.listen()
         self.store.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
