@@ -139,6 +139,10 @@ class PassState(StateModel):
     average: float | None = None
     nonfinite: int = 0
 
+    def continue_in_order(self, order: Mapping[str, Any]) -> None:
+        """Set the position in data of which only the order is known, as earlier versions saved it."""
+        self.data = {"taken": self.taken, "order": order}
+
 
 class BestState(StateModel):
     """The best number so far, the checkpoints that are kept for theirs, and which phase reports which number."""

@@ -495,7 +495,7 @@ class RunnerSession:
         """
         if stage == "runner" and self.entered_runner:
             # A stage that is entered again goes on from where the first time has ended.
-            self.store.resume_from(None)
+            self.store.end_resume()
         elif stage == "runner":
             self.entered_runner = True
             if self.settings.kind == "train":

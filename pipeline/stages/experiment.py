@@ -744,9 +744,8 @@ class ExperimentBase(RunnerBase):
             if not math.isnan(self._best.value):
                 self.context["best"] = self._best.as_dict()
         if self.alone:
-            self.context.stop_reason = state.stopped
-            restore.restore_recoverables(self.checkpointer.recoverables, state, where)
-            self._store.resume_from(checkpoint)
+            self.context.restore_requests(state.stopped)
+            self._store.restore_recoverables(checkpoint)
             in_folder = checkpoint.path.resolve().parent == self._store.folder.resolve()
             self._newest = self._store.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):

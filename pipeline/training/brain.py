@@ -191,7 +191,7 @@ class Brain:
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
         if checkpointer:
-            checkpointer.session.belong_to(self._entry())
+            checkpointer.session.begin(self._entry())
         self.step = self._batches_taken = self._fits = 0
         self._pass_loss = Meter()
         self._record = StepRecord(self._samples_of_batch)
