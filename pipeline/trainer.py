@@ -88,7 +88,7 @@ class GeneralTrainer:
         opening = session.open_run(self.config, self, GeneralTrainer, self.resume)
         try:
             with exclusive(name) as activity, SHUTDOWN.handling(), opening as run:
-                activity.name = f"{name} in {short(run.directory.path)}"
+                activity.mention_folder(short(run.directory.path))
                 with failures.reporting(run):
                     context = self.run_all(run)
                 self.outcome = ExitCode.DONE
@@ -126,9 +126,7 @@ class GeneralTrainer:
                 runner.hooks.before_pipeline(context=runner.context)
                 self.stages(runner)
                 runner.context.enter("trainer")
-                runner.completed = True
-                runner.hooks.after_pipeline(context=runner.context)
-                runner.resources.close()
+                runner.complete()
                 run.finish_runner(runner)
         except BaseException as error:
             failures.handle_failure(error, runner)
@@ -172,8 +170,7 @@ class GeneralTrainer:
                 what = f"wrote context['status'] = {context['status']!r}, and nothing follows"
                 raise StageError(f"{runner.describe(stage)} {what}; take it out")
             return ""
-        if context["is_exit"]:
-            runner.exited = True
+        if runner.is_exiting():
             return "terminal"
         if not wrote_status:
             if stage not in order:

@@ -129,7 +129,7 @@ def _lead(
             previous = train_on(previous, config)
         _check_initial_weights(config, previous)
         directory = place or RunDirectory.new(output_dir, config.name)
-        directory.about = _about(config, directory) | ({"ranks": world.size} if processes else {})
+        directory.describe(config.settings.model_dump(include={*ABOUT}), **({"ranks": world.size} if processes else {}))
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             provenance = Provenance.capture(config, directory, devices, processes)
             if previous:
@@ -227,12 +227,6 @@ def _is_kept(config: Config) -> bool:
     return not any(runner.debug and not runner.debug_persistently for runner in config.runners)
 
 
-def _about(config: Config, directory: RunDirectory) -> dict[str, Any]:
-    """The label, tags and note; a resumed run keeps those that are not set anew."""
-    before, about = directory.read_status(), config.settings.model_dump(include={*ABOUT})
-    return {name: value or before.get(name, value) for name, value in about.items()}
-
-
 def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None:
     """Raise if a file of ``init_model_path`` is missing, for each runner without a checkpoint of its own.
 
@@ -287,6 +281,11 @@ class Run:
         if done:
             logger.info(f"{name} is finished already")
         return done
+    def report_failure(self, error: BaseException, code: ExitCode, headline: str) -> Failure:
+        """Tell the other processes of a failure, as ``World.report_failure``; return the first failure of all."""
+        self.failure = self.world.report_failure(error, code, headline)
+        return self.failure
+
 
     def finish_runner(self, runner: RunnerSession) -> None:
         """Write ``context.json``, and mark the runner as done on all processes, unless ``is_exit`` has ended it."""
@@ -605,6 +604,17 @@ class RunnerSession:
         device = self.context.peek("device")
         if not isinstance(device, torch.device):
             raise ContextError(f"{description} wrote context['device'] = {device!r}; write a torch.device")
+
+    def is_exiting(self) -> bool:
+        """Return whether ``is_exit`` ends the runner before its terminal stage; then it is not done."""
+        self.exited = bool(self.context["is_exit"])
+        return self.exited
+
+    def complete(self) -> None:
+        """Every stage has run: call the plugins, and close the resources."""
+        self.completed = True
+        self.hooks.after_pipeline(context=self.context)
+        self.resources.close()
 
     def restore_protected(self) -> list[str]:
         """Put back the objects that a stage has replaced; their keys."""
