@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from loguru import logger
@@ -26,9 +25,9 @@ from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import short, storing
 from pipeline.config.load import Config
-from pipeline.config.schema import ABOUT, RunnerSchema
+from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
-from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
+from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, TrainingLoop, base_of
 from pipeline.data.loader import dataset_digest, end_workers
 from pipeline.distributed.agreement import share_wishes
 from pipeline.distributed.device import deterministic
@@ -281,11 +280,11 @@ class Run:
         if done:
             logger.info(f"{name} is finished already")
         return done
+
     def report_failure(self, error: BaseException, code: ExitCode, headline: str) -> Failure:
         """Tell the other processes of a failure, as ``World.report_failure``; return the first failure of all."""
         self.failure = self.world.report_failure(error, code, headline)
         return self.failure
-
 
     def finish_runner(self, runner: RunnerSession) -> None:
         """Write ``context.json``, and mark the runner as done on all processes, unless ``is_exit`` has ended it."""
@@ -364,8 +363,25 @@ def env_was_read(context: Context) -> bool:
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 
-# The room that trains; it lies above this one.
-TRAINING = "pipeline.training"
+class StageLoop(TrainingLoop, Protocol):
+    """What a session needs of the loop of a runner stage; it is in ``training/loop.py``."""
+
+    in_use: bool
+
+    def running(self) -> AbstractContextManager[None]:
+        """The block around the stage."""
+
+
+class Training(NamedTuple):
+    """What a session calls to train; it lies in a layer above.
+
+    Attributes:
+        begin: prepares the Brains of the phases, before a restore.
+        make_loop: makes the loop of a runner stage.
+    """
+
+    begin: Callable[[Context, Sequence[PhaseSchema], RunnerSchema], None]
+    make_loop: Callable[[Context, Any], StageLoop]
 
 
 def _new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
@@ -408,6 +424,7 @@ class RunnerSession:
     Args:
         name: of the runner.
         run: that it is part of; its ``sessions`` get this one.
+        training: what is called to train; None: the session does not come to the runner stage of a train runner.
 
     Attributes:
         config: a copy of its own.
@@ -424,8 +441,9 @@ class RunnerSession:
         completed: whether every stage has run.
     """
 
-    def __init__(self, name: str, run: Run) -> None:
+    def __init__(self, name: str, run: Run, training: Training | None = None) -> None:
         self.run, run_dir = run, run.directory.path
+        self.training = training
         # What a runner does to the arguments that it is given, the next does not see.
         self.config = run.config.in_run(run_dir)
         self.settings, self.classes = self.config.runner(name), run.stage_classes[name]
@@ -559,11 +577,10 @@ class RunnerSession:
     def loop(self, runner: PipelineStage) -> Iterator[None]:
         """In the block, the context has the loop of a runner stage that trains."""
         iteration = self.counters["iteration"]
-        loop = import_module(f"{TRAINING}.loop").TrainLoop(self.context, runner)
-        self.context.loop, self.context.wake = loop, loop.wake
-        with loop.running():
+        assert self.training, "whoever runs a train runner gives what trains"
+        loop = self.training.make_loop(self.context, runner)
+        with self.context.running_loop(loop), loop.running():
             yield
-        self.context.loop = None
         is_known = bool(self.config.notes_about(f"runner.{self.settings.name}.runner_class_path"))
         if not (loop.in_use or is_known) and self.counters["iteration"] == iteration:
             what = f"{self.describe('runner')} has called neither epochs() nor batches() of the context"
@@ -576,7 +593,8 @@ class RunnerSession:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: the run is not the one that saved it.
         """
-        import_module(f"{TRAINING}.phase").begin_fit(self.context, self.config.phases(self.settings), self.settings)
+        assert self.training, "whoever runs a train runner gives what trains"
+        self.training.begin(self.context, self.config.phases(self.settings), self.settings)
         self.store.begin(self.context.peek("model"))
         if not self.run.resumed:
             return
@@ -586,6 +604,17 @@ class RunnerSession:
             self.hooks.after_checkpoint_loaded(context=self.context, path=self.store.resumed.path)
         else:
             self.run.warn(f"{self.store.folder}: no checkpoint was ever saved; beginning again")
+
+    def is_exiting(self) -> bool:
+        """Return whether ``is_exit`` ends the runner before its terminal stage; then it is not done."""
+        self.exited = bool(self.context["is_exit"])
+        return self.exited
+
+    def complete(self) -> None:
+        """Every stage has run: call the plugins, and close the resources."""
+        self.completed = True
+        self.hooks.after_pipeline(context=self.context)
+        self.resources.close()
 
     def remember_protected(self) -> None:
         """Note the objects that no stage may replace."""
@@ -604,17 +633,6 @@ class RunnerSession:
         device = self.context.peek("device")
         if not isinstance(device, torch.device):
             raise ContextError(f"{description} wrote context['device'] = {device!r}; write a torch.device")
-
-    def is_exiting(self) -> bool:
-        """Return whether ``is_exit`` ends the runner before its terminal stage; then it is not done."""
-        self.exited = bool(self.context["is_exit"])
-        return self.exited
-
-    def complete(self) -> None:
-        """Every stage has run: call the plugins, and close the resources."""
-        self.completed = True
-        self.hooks.after_pipeline(context=self.context)
-        self.resources.close()
 
     def restore_protected(self) -> list[str]:
         """Put back the objects that a stage has replaced; their keys."""
