@@ -819,8 +819,8 @@ class ExperimentBase(RunnerBase):
         every = None if self.alone else self.context["runner"].print_interval
         counters = {**self.train_state, "iteration": self.iteration}
         intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
-        self._schedule = Schedule(counters, printing=parse_intervals(every), **intervals)
-        self._schedule.max_steps = experiment_config.max_iteration(self.config)
+        most = experiment_config.max_iteration(self.config)
+        self._schedule = Schedule(counters, max_steps=most, printing=parse_intervals(every), **intervals)
         self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:

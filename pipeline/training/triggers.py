@@ -210,6 +210,7 @@ class Schedule:
 
     Args:
         counters: of the training, from which the intervals count.
+        max_steps: ends the training after so many iterations.
         intervals: of ``printing``, ``validating``, ``saving`` and ``exporting``; what is left out is never due.
 
     Attributes:
@@ -218,12 +219,13 @@ class Schedule:
         time_limit: that of the time; None: there is none.
     """
 
-    def __init__(self, counters: Mapping[str, int], **intervals: Sequence[Interval]) -> None:
+    def __init__(self, counters: Mapping[str, int], *, max_steps: int = NEVER, **intervals: Sequence[Interval]) -> None:
         names = ("printing", "validating", "saving", "exporting")
         self._triggers = tuple(IntervalTrigger(intervals.get(name, ()), counters) for name in names)
         self.printing, self.validating, self.saving, self.exporting = self._triggers
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
-        self.epochs = self.max_steps = self.max_updates = NEVER
+        self.epochs = self.max_updates = NEVER
+        self.max_steps = max_steps
         self.time_limit: TimeLimit | None = None
 
     @classmethod
@@ -231,13 +233,13 @@ class Schedule:
         """That of a runner of a config."""
         schedule = cls(
             counters,
+            max_steps=runner.max_steps or NEVER,
             printing=parse_intervals(runner.print_interval),
             validating=parse_intervals(runner.valid_interval, starts=True),
             saving=parse_intervals(runner.save_interval),
             exporting=parse_intervals(runner.save_inference_interval, "epoch"),
         )
         schedule.epochs = min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER)
-        schedule.max_steps = runner.max_steps or NEVER
         schedule.max_updates = runner.optimizer_step_limit or NEVER
         return schedule
 
