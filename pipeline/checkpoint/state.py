@@ -195,6 +195,10 @@ class EntryState(StateModel):
         fields: dict[str, Any] = {**flags, "first": 0, "done": 0, "numbers": {}, "state": None}
         return cls(kind=kind, phase=phase, number=number, **{**fields, **more})
 
+    def mark_validated(self) -> None:
+        """Note that the validation after the pass is done."""
+        self.validated = True
+
 
 class EpochStart(StateModel):
     """The counters when an epoch began."""

@@ -147,9 +147,10 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         updates = replace(runner.pop("max_steps"), value=int(match[1]))
         yield from _put(updates, runner, "optimizer_step_limit", f"{address}.max_steps", "in updates ")
     # ``32`` and ``bf16-mixed`` are Lightning's words.
-    for key in (key for key in ("precision", "eval_precision") if key in runner):
-        node = runner[key]
-        runner[key] = replace(node, value=PRECISIONS.get(str(node.value), node.value))
+    for name in ("precision", "eval_precision"):
+        if name in runner:
+            node = runner[name]
+            runner[name] = replace(node, value=PRECISIONS.get(str(node.value), node.value))
     for key in (key for key in _REFUSED if key in runner and runner[key].value not in (None, "collective")):
         node, (allowed, why) = runner.pop(key), _REFUSED[key]
         if node.value != allowed:

@@ -95,7 +95,7 @@ class RunnerBase(StageBase):
     """Trains or evaluates: writes ``current_epoch`` and ``metrics``."""
 
     # Whether the loop calls ``validate`` and ``is_over`` of the stage; without, a method of that name is the user's own.
-    _has_verbs: ClassVar[bool] = False
+    has_loop_methods: ClassVar[bool] = False
 
     def _run(self, context: Context, model_dict: Mapping[str, Any]) -> None:
         """Train one pass over the data of a phase; ``model_dict`` is its item in ``context["env"]["phase"]``."""

@@ -86,8 +86,8 @@ class TrainLoop(PassLoop):
         self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._stage = stage
-        self._verb_validate: Verb = stage.validate if stage._has_verbs else self.evaluate
-        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage._has_verbs else None
+        self._verb_validate: Verb = stage.validate if stage.has_loop_methods else self.evaluate
+        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage.has_loop_methods else None
 
     # What a stage calls.
 
@@ -115,7 +115,7 @@ class TrainLoop(PassLoop):
             over = call.over or (journal.resuming and not journal.resuming_in_epoch)
             while not over and self.counters["epoch"] < end and (journal.resuming_in_epoch or not self.is_over()):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
-                journal.inner = []
+                journal.begin_epoch()
                 if not journal.resuming_in_epoch:
                     self._epoch_began = self._new_epoch_start()
                     self.metrics, self.iterations = {}, {}
@@ -213,7 +213,7 @@ class TrainLoop(PassLoop):
             self.journal.arrive_after_last_call()
             if self.schedule.validating.fires_after(self.counters["epoch"] + 1):
                 self._validate(phase.name)
-            entry.validated = True
+            entry.mark_validated()
             if self._is_trained(phase.name) and not any(earlier.validated for earlier in own[:-1]):
                 self.hooks.after_phase(context=self.context, phase=phase.name)
         return self.is_over()
@@ -646,7 +646,7 @@ class TrainLoop(PassLoop):
             self._end(training)
         self.journal.require_arrival("the epoch ended")
         if self.cut_short:
-            self.journal.inner = None
+            self.journal.end_epoch()
             return
         for name in self.phases:
             # A pass that was begun outside of epochs is still open.
@@ -669,7 +669,7 @@ class TrainLoop(PassLoop):
         for name in unvalidated:
             self.hooks.after_phase(context=self.context, phase=name)
         self.counters.update(epoch=epoch + 1, phase_index=0)
-        self.journal.inner = None
+        self.journal.end_epoch()
         if interrupted:
             # From here on a run that is resumed begins no other epoch of these.
             interrupted.over = True
