@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
 
@@ -210,8 +210,18 @@ class WorldView(Protocol):
         """What a function returns that one process of each host calls, such as a download."""
 
 
+class GradientsView(Protocol):
+    """What the context needs of the gradients of a training; it is in ``checkpoint/gradients.py``."""
+
+    def set_aside(self, reason: str, /) -> AbstractContextManager[Any]:
+        """As ``Context.set_gradients_aside``."""
+
+
 class TrainingLoop(Protocol):
     """What the context needs of the loop of a runner stage; it is in ``training/loop.py``."""
+
+    def wake(self) -> object:
+        """As ``Context.wake``."""
 
     @property
     def resuming(self) -> bool:
@@ -312,7 +322,8 @@ class Context(dict[str, Any]):
     Attributes:
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
-        wake: called when ``is_exit`` is written, and by ``stop`` and ``request``; a training loop sets it, so that it ends after its step.
+        wake: called when ``is_exit`` is written, and by ``stop`` and ``request``; in a block of ``waking``, it makes the loop
+            look after its step.
         ask: what ``stop`` and ``request`` go to where several processes train, until they agree; None: they count at once.
         exits: whether several processes that train have agreed to end for ``is_exit``.
         stop_reason: what ``stop`` was called with first, be it before a resume; None: nobody has called it.
@@ -341,6 +352,26 @@ class Context(dict[str, Any]):
         self.also_trained: Callable[[], Mapping[str, Any]] = dict
         self._wrote: set[str] = set()
         self.update(*args, **values)
+
+    @classmethod
+    def for_training(
+        cls,
+        values: Mapping[str, Any],
+        gradients: Callable[[Context], GradientsView],
+        running_hook: Callable[[], str | None] | None = None,
+    ) -> Self:
+        """Return the context of a training.
+
+        Args:
+            values: its keys.
+            gradients: makes what sets gradients aside, from the context.
+            running_hook: says which hook of a plugin is running; None: there are no plugins.
+        """
+        context = cls(values)
+        context.set_gradients_aside = gradients(context).set_aside
+        if running_hook:
+            context.running_hook = running_hook
+        return context
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """In the runner stage: the epochs that are left, of ``count`` or up to the runner's limits."""
@@ -403,6 +434,70 @@ class Context(dict[str, Any]):
         elif self.stop_reason is None:
             self.stop_reason = value
         self.wake()
+
+    def clear_requests(self, *requests: str) -> None:
+        """Forget requests that are done."""
+        self.requests.difference_update(requests)
+
+    def restore_requests(self, stop_reason: str | None, requests: Iterable[str] = ()) -> None:
+        """Take the stop and the requests of a checkpoint, which were not done when it was saved."""
+        self.stop_reason = stop_reason
+        self.requests.update(requests)
+
+    @contextmanager
+    def stops_withdrawn(self) -> Iterator[None]:
+        """In the block, a ``stop`` counts only until its end."""
+        stop_reason = self.stop_reason
+        yield
+        self.stop_reason = stop_reason
+
+    @contextmanager
+    def asking_first(self, ask: Callable[[str, Any], object]) -> Iterator[None]:
+        """In the block, ``stop`` and ``request`` only call ``ask``; what is agreed on counts with ``grant``."""
+        self.ask = ask
+        try:
+            yield
+        finally:
+            self.ask = None
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """In the block, ``is_exit``, ``stop`` and ``request`` call ``wake``."""
+        before = self.wake
+        self.wake = wake
+        try:
+            yield
+        finally:
+            self.wake = before
+
+    @contextmanager
+    def running_loop(self, loop: TrainingLoop) -> Iterator[None]:
+        """In the block, ``epochs``, ``batches``, ``validate`` and ``save`` are those of a loop.
+
+        After an error it stays, so that the report can say what the batch was.
+        """
+        self.loop = loop
+        with self.waking(loop.wake):
+            yield
+        self.loop = None
+
+    @contextmanager
+    def validating(self, *, last: bool) -> Iterator[None]:
+        """A block in which a validation runs; ``last``: as in ``is_last_validation``."""
+        self.is_last_validation = last
+        try:
+            yield
+        finally:
+            self.is_last_validation = False
+
+    @contextmanager
+    def training_also(self, find: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+        """In the block, the modules and optimizers that a function returns are trained too."""
+        self.also_trained = find
+        try:
+            yield
+        finally:
+            self.also_trained = dict
 
     def wishes(self) -> list[tuple[str, Any]]:
         """What counts now, as ``grant`` takes it."""

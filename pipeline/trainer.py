@@ -21,8 +21,10 @@ from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.run import failures, session
 from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import NEVER
-from pipeline.run.session import Run, RunnerSession
+from pipeline.run.session import Run, RunnerSession, Training
 from pipeline.signals import SHUTDOWN, StoppedError
+from pipeline.training.loop import TrainLoop
+from pipeline.training.start import begin_fit
 from pipeline.user_code.uncalled import TRAINER_REMEDIES, uncalled_faults_of_class
 
 
@@ -88,7 +90,7 @@ class GeneralTrainer:
         opening = session.open_run(self.config, self, GeneralTrainer, self.resume)
         try:
             with exclusive(name) as activity, SHUTDOWN.handling(), opening as run:
-                activity.name = f"{name} in {short(run.directory.path)}"
+                activity.mention_folder(short(run.directory.path))
                 with failures.reporting(run):
                     context = self.run_all(run)
                 self.outcome = ExitCode.DONE
@@ -119,16 +121,14 @@ class GeneralTrainer:
 
     def run_runner(self, name: str, run: Run) -> Context:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
-        runner = RunnerSession(name, run)
+        runner = RunnerSession(name, run, Training(begin_fit, TrainLoop))
         try:
             with run.world.collective():
                 runner.build_plugins()
                 runner.hooks.before_pipeline(context=runner.context)
                 self.stages(runner)
                 runner.context.enter("trainer")
-                runner.completed = True
-                runner.hooks.after_pipeline(context=runner.context)
-                runner.resources.close()
+                runner.complete()
                 run.finish_runner(runner)
         except BaseException as error:
             failures.handle_failure(error, runner)
@@ -172,8 +172,7 @@ class GeneralTrainer:
                 what = f"wrote context['status'] = {context['status']!r}, and nothing follows"
                 raise StageError(f"{runner.describe(stage)} {what}; take it out")
             return ""
-        if context["is_exit"]:
-            runner.exited = True
+        if runner.is_exiting():
             return "terminal"
         if not wrote_status:
             if stage not in order:

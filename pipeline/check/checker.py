@@ -18,6 +18,7 @@ from pipeline.check.phase import PhaseCheck
 from pipeline.check.runner import check_runner, experiment_of, missing_checkpoint
 from pipeline.check.stage import check_arguments, method_faults, stage_faults, stage_notes
 from pipeline.config.load import Config, ConfigBuilder, Source
+from pipeline.config.usage import UsageTracker
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
 from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
@@ -79,13 +80,14 @@ def inspect(
     builder = ConfigBuilder(config, overrides)
     if builder.tree is None:
         return CheckResult(builder.faults)
-    inspection = Inspection(builder.tree, builder.workspace, builder.faults)
     # What could not be made out may be what is referred to.
     sound = not any(not fault.address or fault.address.startswith("hyper_parameters") for fault in builder.faults)
+    certain = sound and in_order and not isinstance(config, Mapping)
+    inspection = Inspection(builder.tree, builder.workspace, builder.faults, used=builder.used, certain=certain)
     runners = _runners(inspection)
     plugins = _check_plugins(inspection, several=any(map(_asks_for_several, runners.values())))
     _check_folders(inspection, runners)
-    flows: dict[str, DataFlow] = {}
+    flows: dict[str, DataFlow] = inspection.flows
     is_open = not in_order
     # Another class than infer is a misspelt one.
     train_runners: dict[str, Setting] = {}
@@ -98,20 +100,25 @@ def inspect(
             runner.fault_at("init_model_path", message)
     if not is_open:
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
-    inspection.flows, inspection.used = flows, builder.used
-    inspection.certain = sound and in_order and not isinstance(config, Mapping)
     for name, further_check in offered("checks").items():
         with error_context(f"check {name} of the entry-point group pipeline.checks"):
             further_check(inspection)
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(builder.faults), key=lambda fault: (fault.where, fault.line, fault.column))
-    if builder.config:
-        builder.config.sources = inspection.files
-        builder.config.swaps = inspection.swaps
-        builder.config.notes = list(dict.fromkeys([*builder.notes, *inspection.notes]))
-        builder.config.switched_off = inspection.switched_off
-        builder.config.reads.suspects = inspection.suspects
-    return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
+    checked = _with_findings(builder.config, inspection) if builder.config and not faults else None
+    return CheckResult(faults, checked, flows, inspection.files)
+
+
+def _with_findings(config: Config, inspection: Inspection) -> Config:
+    """A config with what its inspection has found."""
+    return replace(
+        config,
+        reads=UsageTracker(inspection.used, inspection.suspects),
+        sources=inspection.files,
+        swaps=inspection.swaps,
+        notes=list(dict.fromkeys([*config.notes, *inspection.notes])),
+        switched_off=inspection.switched_off,
+    )
 
 
 def _asks_for_several(runner: Setting) -> bool:

@@ -17,7 +17,7 @@ from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, Conte
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
-from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar
+from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Ref, Scalar
 from pipeline.user_code.source import once
 
 # The keys that stand in the context before the first stage.
@@ -164,25 +164,24 @@ def flow_of_stage(
 def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constants, known: KnownKeys) -> Flow:
     method, facts = STAGES[stage], dict(known)
     visitor = ContextVisitor(definition, method, facts)
-    _call(visitor, "__init__", Arguments([Ref()], dict(arguments)))
-    _call(visitor, method, Arguments([Ref()]))
+    visitor.call("__init__", Arguments([Ref()], dict(arguments)))
+    visitor.call(method, Arguments([Ref()]))
     # Without the default's ``run`` and the context's loop, only what is followed calls a verb.
     loops = visitor.flow.unknown or visitor.flow.ours
     for verb, (parameters, called) in own_verbs(definition, stage).items() if stage == "runner" and loops else ():
-        with visitor.uncertain_block():
-            # The loop asks whether training is over before the first epoch too.
-            in_training = verb.startswith("train_") or verb == "is_over"
-            visitor.sure = called and in_training and facts.get("is_infer") is False
-            _call(visitor, verb, Arguments([Ref() if name == "context" else None for name in parameters]))
+        # The loop asks whether training is over before the first epoch too.
+        in_training = verb.startswith("train_") or verb == "is_over"
+        with visitor.uncertain_block(unless=called and in_training and facts.get("is_infer") is False):
+            visitor.call(verb, Arguments([Ref() if name == "context" else None for name in parameters]))
     flow = visitor.flow
-    flow.declared_writes = dict.fromkeys(classes.declared_keys(definition, "writes", method)) | flow.declared_writes
+    declared_writes = dict.fromkeys(classes.declared_keys(definition, "writes", method)) | flow.declared_writes
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.
-    hidden_writes = set(flow.declared_writes) - {use.key for use in flow.uses if use.action == "write"}
+    hidden_writes = set(declared_writes) - {use.key for use in flow.uses if use.action == "write"}
     uses = [replace(use, sure=use.sure and use.key not in hidden_writes) for use in flow.uses]
     visible_reads = {use.key for use in flow.demands()}
     reads = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
-    flow.uses = dict.fromkeys([*(Use(key, "read", definition.location, sure=True) for key in reads), *uses])
-    return flow
+    declared_reads = [Use(key, "read", definition.location, sure=True) for key in reads]
+    return replace(flow, declared_writes=declared_writes, uses=dict.fromkeys([*declared_reads, *uses]))
 
 
 def flow_of_plugin(
@@ -203,27 +202,13 @@ def flow_of_plugin(
 def _flow_of_plugin(definition: source.Definition, hooks: tuple[str, ...], arguments: Constants, sure: bool) -> Flow:
     visitor = ContextVisitor(definition, "", {})
     with visitor.uncertain_block():
-        _call(visitor, "__init__", Arguments(keywords=dict(arguments)))
-        # From one hook to the next, it may keep anything.
-        visitor.owner.escaped = True
-        visitor.sure = sure
+        visitor.call("__init__", Arguments(keywords=dict(arguments)))
+    # From one hook to the next, it may keep anything.
+    visitor.owner.mark_escaped()
+    with visitor.uncertain_block(unless=sure):
         for hook in hooks:
-            _call(visitor, hook, Arguments(keywords={"context": Ref()}))
+            visitor.call(hook, Arguments(keywords={"context": Ref()}))
     return visitor.flow
-
-
-def _call(visitor: ContextVisitor, name: str, arguments: Arguments) -> None:
-    """Call a method of the object itself, if its class has one; where it is too much to follow, nothing is certain."""
-    node = visitor.definition.node
-    member = classes.member(visitor.definition, name)
-    try:
-        method = visitor.member(visitor.owner, member, node)
-        if isinstance(method, Function):
-            visitor.follow(method, arguments, node)
-        elif member:
-            visitor.mark_unknown(node)
-    except RecursionError:
-        visitor.flow.unknown = visitor.definition.location
 
 
 def _constants(arguments: Mapping[str, object]) -> Constants:

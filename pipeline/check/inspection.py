@@ -21,29 +21,42 @@ from pipeline.user_code.constructors import CALLED, constructor_fault
 class Inspection:
     """The inspection of one config.
 
-    Attributes:
+    Args:
         tree: the config, as far as it could be resolved.
         workspace: what ``{workspace}`` stands for.
         faults: what is wrong with it; grows.
+        used: the addresses that values of the config refer to.
+        certain: whether the trainer is the default, and the config stands in a file.
+
+    Attributes:
         notes: what is no fault, but perhaps not meant; grows.
         switched_off: the addresses of keys without effect, because a later layer switches them off;
             grows.
         modules: the workspace files that were read.
-        flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``.
-        used: the addresses that values of the config refer to.
-        certain: whether the trainer is the default, and the config stands in a file.
+        flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``; grows.
         suspects: the ``hyper_parameters`` that nothing seems to read.
         swaps: what the stages that are not the default change, a text.
     """
 
-    def __init__(self, tree: Node, workspace: Path | None, faults: list[Fault]) -> None:
-        self.tree, self.workspace, self.faults = tree, workspace, faults
+    def __init__(
+        self,
+        tree: Node,
+        workspace: Path | None,
+        faults: list[Fault],
+        *,
+        used: Collection[str] = (),
+        certain: bool = False,
+    ) -> None:
+        self.tree = tree
+        self.workspace = workspace
+        self.faults = faults
+        self.used = used
+        self.certain = certain
         self.notes: list[str] = []
         self.switched_off: set[str] = set()
         self.modules: dict[Path, source.Module] = {}
-        self.flows: Mapping[str, Any] = {}
-        self.used: Collection[str] = ()
-        self.certain, self.swaps = False, ""
+        self.flows: dict[str, Any] = {}
+        self.swaps = ""
         self.suspects: set[str] = set()
 
     @property

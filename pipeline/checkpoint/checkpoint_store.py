@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
 from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
-from pipeline.checkpoint.restore import restore_recoverable, restore_training
+from pipeline.checkpoint.restore import restore_recoverable, restore_recoverables, restore_training
 from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite, short
 from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Choose, Contents, SharedSave, newest_valid
@@ -226,14 +226,20 @@ class CheckpointStore:
         """
         if checkpoint := self.newest_valid():
             restore_training(checkpoint, context, self.recoverables, self.initial)
-            self.resume_from(checkpoint)
+            self.resumed = checkpoint
             logger.info(
                 f"going on after iteration {checkpoint.train_state['iteration']}, from {short(checkpoint.path)}"
             )
 
-    def resume_from(self, checkpoint: LoadedCheckpoint | None) -> None:
-        """Set the checkpoint from which training resumes; None if it does not, or has already resumed."""
+    def restore_recoverables(self, checkpoint: LoadedCheckpoint) -> None:
+        """Restore the recoverables from a checkpoint; those that are added later get their states when they are added."""
+        if checkpoint.state:
+            restore_recoverables(self.recoverables, checkpoint.state, str(checkpoint.path))
         self.resumed = checkpoint
+
+    def end_resume(self) -> None:
+        """Forget the checkpoint from which training was resumed: it has come to its place."""
+        self.resumed = None
 
     def restore_modes(self, models: Models) -> None:
         """Put all modules into the modes of the checkpoint from which the run was resumed."""

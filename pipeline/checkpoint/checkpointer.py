@@ -176,14 +176,16 @@ class BrainSession:
         self.end_of_epoch = True
         self._wake: Callable[[], object] = object
 
-    def belong_to(self, models: Models) -> None:
-        """Save and load this Brain from now on. The Checkpointer may have belonged to another Brain before."""
+    def begin(self, models: Models) -> None:
+        """Save and load a Brain from now on; requests for an earlier one are dropped."""
         self.models = models
+        self.requests = None
+        self.weights_alone = False
 
     @contextmanager
     def in_use(self, models: Models) -> Iterator[None]:
         """Use the Checkpointer for a ``fit`` or an evaluation of a Brain in the block."""
-        self.belong_to(models)
+        self.models = models
         before = self.requests, self.weights_alone
         self.weights_alone = self.requests is not None
         try:
@@ -218,9 +220,14 @@ class BrainSession:
         self.requests.append(request)
         self._wake()
 
-    def begin_save(self, *, end_of_epoch: bool) -> None:
-        """Set whether an epoch has ended, before the state is captured. Custom save hooks receive this."""
+    @contextmanager
+    def saving(self, *, end_of_epoch: bool) -> Iterator[None]:
+        """A block in which a checkpoint is captured and saved; custom save hooks are told whether an epoch has ended."""
         self.end_of_epoch = end_of_epoch
+        try:
+            yield
+        finally:
+            self.end_of_epoch = True
 
     def save(self, models: Models, train_state: Mapping[str, int], *rest: Any) -> Path:
         """Write a checkpoint of ``fit``, as ``CheckpointStore.save`` does, and answer the requests with it."""
@@ -241,7 +248,7 @@ class BrainSession:
         other = Checkpointer(folder, None, own.custom_load_hooks, own.custom_save_hooks, allow_partial_load=True)
         for name, each in own.recoverables.items():
             other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
-        other.session.belong_to(self.models)
+        other.session.begin(self.models)
         return other
 
     def refuse_lacking(self, loaded: LoadedCheckpoint) -> None:
@@ -534,16 +541,16 @@ class Checkpointer(RunCheckpointer):
         if in_fit:
             session.ask(request)
             return None
-        session.begin_save(end_of_epoch=end_of_epoch)
         newest = self.newest()
         # With a Brain, that of what it has trained; in a script, the next.
         iteration = (layout.step_of(newest) or 0 if newest else 0) + (not models)
         if models and not name:
             suffix = next(own for own in map("@{}".format, count(2)) if not self.store.path_of(iteration, own).exists())
         iteration, suffix = current_world().broadcast((iteration, suffix))
-        training = TrainingState.capture(models, self.recoverables, None).to_tree()
         counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
-        path = self._save(models, counters, {}, training, suffix=suffix, metas=[request.meta], requests=[request])
+        with session.saving(end_of_epoch=end_of_epoch):
+            training = TrainingState.capture(models, self.recoverables, None).to_tree()
+            path = self._save(models, counters, {}, training, suffix=suffix, metas=[request.meta], requests=[request])
         self.store.wait()
         return Checkpoint.read(path)
 

@@ -32,13 +32,11 @@ class GradientsSetAside:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = parameters
         self._before: Gradients = []
-        self._was_paused = False
 
     def __enter__(self) -> None:
         """Set them aside."""
         self._before = [(parameter, parameter.grad) for parameter in self._parameters]
-        self._was_paused = GradientAverage.is_paused
-        GradientAverage.is_paused = True
+        GradientAverage.pause()
         _set_aside.append(self._before)
         for parameter, _ in self._before:
             parameter.grad = None
@@ -46,7 +44,7 @@ class GradientsSetAside:
     def __exit__(self, *_: object) -> None:
         """Put them back."""
         _set_aside.pop()
-        GradientAverage.is_paused = self._was_paused
+        GradientAverage.unpause()
         for parameter, gradient in self._before:
             parameter.grad = gradient
 

@@ -49,9 +49,7 @@ def restore_training(
     context["train_state"].update(saved.train_state)
     if state is None:
         return
-    if state.stopped is not None:
-        context.stop_reason = state.stopped
-    context.requests.update(state.requested)
+    context.restore_requests(context.stop_reason if state.stopped is None else state.stopped, state.requested)
     brains = unique_brains(models)
     _check_phases(state, models, where)
     for phase, entry in brains.items():

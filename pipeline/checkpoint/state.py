@@ -139,6 +139,10 @@ class PassState(StateModel):
     average: float | None = None
     nonfinite: int = 0
 
+    def continue_in_order(self, order: Mapping[str, Any]) -> None:
+        """Set the position in data of which only the order is known, as earlier versions saved it."""
+        self.data = {"taken": self.taken, "order": order}
+
 
 class BestState(StateModel):
     """The best number so far, the checkpoints that are kept for theirs, and which phase reports which number."""
@@ -190,6 +194,10 @@ class EntryState(StateModel):
         flags = dict.fromkeys(("over", "repeat", "validated"), False)
         fields: dict[str, Any] = {**flags, "first": 0, "done": 0, "numbers": {}, "state": None}
         return cls(kind=kind, phase=phase, number=number, **{**fields, **more})
+
+    def mark_validated(self) -> None:
+        """Note that the validation after the pass is done."""
+        self.validated = True
 
 
 class EpochStart(StateModel):

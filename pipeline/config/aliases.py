@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pipeline.config.schema import SLOT_CLASS, SLOT_KEYS
@@ -138,23 +139,25 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         (canonical, convert), node = RUNNER_ALIASES[alias], runner.pop(alias)
         value = convert(node.value)
         # What it becomes stands where it was written.
-        is_new = isinstance(value, dict) and value is not node.value
-        node.value = {name: Node(part, node.origin) for name, part in value.items()} if is_new else value
-        yield from _put(node, runner, canonical, f"{address}.{alias}")
+        if isinstance(value, dict) and value is not node.value:
+            value = {name: Node(part, node.origin) for name, part in value.items()}
+        yield from _put(replace(node, value=value), runner, canonical, f"{address}.{alias}")
     steps = runner.get("max_steps")
     if steps and (match := re.fullmatch(r"([0-9]{1,18}) updates?", str(steps.value))):
-        runner.pop("max_steps").value = int(match[1])
-        yield from _put(steps, runner, "optimizer_step_limit", f"{address}.max_steps", "in updates ")
+        updates = replace(runner.pop("max_steps"), value=int(match[1]))
+        yield from _put(updates, runner, "optimizer_step_limit", f"{address}.max_steps", "in updates ")
     # ``32`` and ``bf16-mixed`` are Lightning's words.
-    for node in (runner[key] for key in ("precision", "eval_precision") if key in runner):
-        node.value = PRECISIONS.get(str(node.value), node.value)
+    for name in ("precision", "eval_precision"):
+        if name in runner:
+            node = runner[name]
+            runner[name] = replace(node, value=PRECISIONS.get(str(node.value), node.value))
     for key in (key for key in _REFUSED if key in runner and runner[key].value not in (None, "collective")):
         node, (allowed, why) = runner.pop(key), _REFUSED[key]
         if node.value != allowed:
             yield (node.key or node.origin).fault(f"{address}.{key}", f"is {node.value!r}: {why}")
     kind = runner.get("class")
     if kind and (match := re.fullmatch("(local_)?cluster_train", str(kind.value).lower())):
-        kind.value = "train"
+        runner["class"] = replace(kind, value="train")
         runner.setdefault("fleet_mode", Node("collective", kind.origin))
         if match[1] and "worker_num" not in runner:
             what = "is local_cluster_train, of how many processes? add worker_num: N"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from typing import Any
 
 from pipeline.config import keys, yaml_tree
@@ -45,32 +44,43 @@ class References:
         self._depth += 1
         if isinstance(node.value, str) and "${" in node.value and node.origin is not DEFAULT:
             self._active.append(address)
-            node.written = text = node.value
-            whole = REFERENCE.fullmatch(text)
+            whole = REFERENCE.fullmatch(node.value)
             if not whole:
-                node.value = REFERENCE.sub(lambda match: self._text(match, node, address), text)
+                self._expand_parts(node, address)
             elif source := self._lookup(whole[1], node, address):
-                node.value = _typed(source.value, node.origin) if whole[1].startswith("env:") else source.value
-                node.unexpanded = source.unexpanded
+                value = _typed(source.value, node.origin) if whole[1].startswith("env:") else source.value
+                node.expand(value, source.unexpanded, source.origin.folder)
+            else:
+                # It stays in the config, and a fault says what is wrong with it.
+                node.expand(node.value, node.unexpanded)
             self._active.pop()
         for part, child in list(node.children()):
             self.resolve(child, f"{address}.{part}" if address else part)
         self._depth -= 1
 
-    def _text(self, match: re.Match[str], node: Node, address: str) -> str:
-        source = self._lookup(match[1], node, address, begins=match.start() == 0)
-        if source is None:
-            return match[0]
-        if source.unexpanded is not None:
-            node.unexpanded = match.string
+    def _expand_parts(self, node: Node, address: str) -> None:
+        """Expand a longer string with references in it."""
+        text = node.value
+        sources = {match.start(): self._lookup(match[1], node, address) for match in REFERENCE.finditer(text)}
+
+        def value_of(match: re.Match[str]) -> str:
+            source = sources[match.start()]
+            return match[0] if source is None else self._text(source, match[0], node, address)
+
+        is_env = any(source and source.unexpanded is not None for source in sources.values())
+        first = sources.get(0)
+        unexpanded = text if is_env else node.unexpanded
+        node.expand(REFERENCE.sub(value_of, text), unexpanded, first.origin.folder if first else None)
+
+    def _text(self, source: Node, reference: str, node: Node, address: str) -> str:
         if isinstance(source.value, dict | list):
-            kind = f"'{match[0]}' is a {type(source.value).__name__} and cannot stand within a string"
+            kind = f"'{reference}' is a {type(source.value).__name__} and cannot stand within a string"
             self._fault(node, address, f"{kind}; refer to one value of it")
-            return match[0]
+            return reference
         # As YAML writes them, not as Python does.
         return json.dumps(source.value) if source.value is None or isinstance(source.value, bool) else str(source.value)
 
-    def _lookup(self, target: str, node: Node, address: str, *, begins: bool = True) -> Node | None:
+    def _lookup(self, target: str, node: Node, address: str) -> Node | None:
         """A copy of the value of a reference; None, and a fault, if there is none or it is too large."""
         if target.startswith("env:"):
             name = target.removeprefix("env:")
@@ -102,8 +112,6 @@ class References:
             self._reported = True
             return None
         self.used.add(target)
-        if begins and source.origin.folder:
-            node.origin = replace(node.origin, folder=source.origin.folder)
         return source.copy()
 
     def _fault(self, node: Node, address: str, message: str) -> None:

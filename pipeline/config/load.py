@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,7 +74,7 @@ def _override_plugins(
             _set(tree, target, value)
         return faults
     plugin_list.use_long_form(value)
-    value.key = value.origin
+    value = replace(value, key=value.origin)
     present = tree.child(address)
     if present is None:
         tree.value[address] = value
@@ -109,7 +109,7 @@ def _set(tree: Node, address: str, value: Node) -> None:
     parent, _, key = address.rpartition(".")
     node = _parent(tree, parent, value.origin)
     if isinstance(node.value, dict):
-        value.key = value.origin
+        value = replace(value, key=value.origin)
         aliases.canonicalize(node.value, key, parent)
         present = node.value.get(key)
         node.value[key] = value.take_place_of(present) if present else value
@@ -299,7 +299,7 @@ def _takes_mark(node: Node, faults: list[Fault]) -> bool:
     """Remove the mark ``_delete_`` from a mapping or list, and return its value."""
     if isinstance(node.value, list):
         marks = [item for item in node.value if _is_mark(item)]
-        node.value = [item for item in node.value if not _is_mark(item)]
+        node.value[:] = [item for item in node.value if not _is_mark(item)]
         values = [_takes_mark(mark, faults) for mark in marks]
         return any(values)
     mark = node.value.pop("_delete_", None)
@@ -373,13 +373,13 @@ class Config:
         path: the file; None for a dict.
         workspace: the folder that ``{workspace}`` stands for; None for a dict without one.
         reads: what of it was read so far.
-        sources: the files of user code that it names, and their neighbours; filled in by the check.
-        swaps: what changes where a stage is not the default; filled in by the check.
+        sources: the files of user code that it names, and their neighbours; the check finds them.
+        swaps: what changes where a stage is not the default; the check finds it.
         notes: warnings about what is allowed but may be unintended; the check adds to them.
         overrides: those that it was read with.
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
         switched_off: the addresses of keys without effect, because a later layer switches them off;
-            filled in by the check.
+            the check finds them.
     """
 
     tree: Node
@@ -453,9 +453,7 @@ class Config:
     def in_run(self, run_dir: Path) -> Config:
         """The same config with ``{run_dir}`` replaced."""
         tree = self.tree.copy()
-        for _, node in tree.walk():
-            if isinstance(node.value, str):
-                node.value = node.value.replace("{run_dir}", str(run_dir))
+        tree.map_texts(lambda _, node: node.value.replace("{run_dir}", str(run_dir)))
         settings, _ = validate(tree)
         assert settings, "replacing a placeholder in strings keeps a config valid"
         return Config(tree, settings, self.path, self.workspace, self.reads, notes=self.notes)
@@ -464,9 +462,7 @@ class Config:
         """The same config with these links as they once were: path with links -> path without."""
         config = copy.copy(self)
         config.tree = self.tree.copy()
-        for address, path in self.links.items():
-            if (node := config.tree.find(address)) and path in links:
-                node.value = links[path]
+        config.tree.map_texts(lambda address, node: links.get(self.links.get(address, ""), node.value))
         return config
 
     def link_targets(self) -> dict[str, str]:
@@ -521,11 +517,11 @@ class ConfigBuilder:
                 settings,
                 self.path,
                 self.workspace,
+                UsageTracker(self.used),
                 notes=self.notes,
                 overrides=list(overrides),
                 links=self.links,
             )
-            self.config.reads.addresses |= self.used
 
     def _read(self, source: Source) -> Node:
         if isinstance(source, Mapping):
@@ -547,32 +543,35 @@ class ConfigBuilder:
         self.faults += references.faults
         self.used = references.used
         self.workspace = self._workspace(tree)
-        for address, node in tree.walk():
-            if isinstance(node.value, str):
-                node.value = self._placeholders(node.value, node.origin, address)
-                if _CLASS_KEYS.fullmatch(address):
-                    node.value = _class_file(node.value, node.origin)
-                elif _DATA_KEYS.fullmatch(address):
-                    # Of a cache that is none, the schema says what is wrong.
-                    if not address.endswith(".cache") or node.value.lower() not in schema.NO_FOLDERS:
-                        node.value = _absolute(node.value, node.origin)
-                elif _FILE_KEYS.fullmatch(address):
-                    self._file(address, node)
+        tree.map_texts(self._resolved_text)
 
-    def _file(self, address: str, node: Node) -> None:
+    def _resolved_text(self, address: str, node: Node) -> str:
+        """A string of the config with its placeholders replaced, and with an absolute path if it is one."""
+        origin = node.origin
+        text = self._placeholders(node.value, origin, address)
+        if _CLASS_KEYS.fullmatch(address):
+            return _class_file(text, origin)
+        if _DATA_KEYS.fullmatch(address):
+            # Of a cache that is none, the schema says what is wrong.
+            is_path = not address.endswith(".cache") or text.lower() not in schema.NO_FOLDERS
+            return _absolute(text, origin) if is_path else text
+        return self._file(address, text, origin) if _FILE_KEYS.fullmatch(address) else text
+
+    def _file(self, address: str, text: str, origin: Origin) -> str:
         """An absolute path without links; a link may change while the run is in progress."""
-        path = _absolute(node.value, node.origin)
-        if path.startswith("{") or (address.endswith(".init_model_path") and node.value in (BEST, LAST)):
-            return
-        node.value = path
+        path = _absolute(text, origin)
+        if path.startswith("{") or (address.endswith(".init_model_path") and text in (BEST, LAST)):
+            return text
         if not Path(path).is_absolute():
-            self.faults.append(node.origin.fault(address, _RELATIVE.format(path)))
-            return
+            self.faults.append(origin.fault(address, _RELATIVE.format(path)))
+            return path
+        target = path
         with suppress(OSError):  # where no file can be, which is told when it is needed
-            node.value = str(resolve_path(Path(path)))
+            target = str(resolve_path(Path(path)))
         # That key becomes a mapping; what is written there goes where a link leads at the time.
-        if node.value != path and not address.endswith(".runner_result_dump_path"):
+        if target != path and not address.endswith(".runner_result_dump_path"):
             self.links[f"{address.rpartition('.')[0]}.{aliases.names_of(address)[0]}"] = path
+        return target
 
     def _workspace(self, tree: Node) -> Path | None:
         workspace = tree.child("workspace")
@@ -591,7 +590,7 @@ class ConfigBuilder:
             self.faults.append(workspace.origin.fault("workspace", refused))
         elif not folder.is_dir():
             self.faults.append(workspace.origin.fault("workspace", f"no such folder: {folder}; check the path"))
-        workspace.value = str(folder)
+        tree.value["workspace"] = replace(workspace, value=str(folder))
         return folder
 
     def _placeholders(self, text: str, origin: Origin, address: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pipeline.config.schema import DEFAULT_PLUGINS, PluginSettings, is_long_form
@@ -41,7 +42,7 @@ def plugin_name(class_path: Any) -> str:
 def use_long_form(plugins: Node | None) -> None:
     """Write each item of ``plugins`` in the long form; an item that has no known form stays."""
     if plugins is not None and isinstance(plugins.value, list):
-        plugins.value = [plugin for item in plugins.value for plugin in _in_long_form(item)]
+        plugins.value[:] = [plugin for item in plugins.value for plugin in _in_long_form(item)]
 
 
 def _in_long_form(item: Node) -> Iterator[Node]:
@@ -53,7 +54,7 @@ def _in_long_form(item: Node) -> Iterator[Node]:
     elif is_long_form(item.value):
         path = item.value.get("class_path")
         if path is not None and "name" not in item.value:
-            item.value = {**_name(path.value, path.origin), **item.value}
+            item = replace(item, value={**_name(path.value, path.origin), **item.value})
         item.value.setdefault("args", Node({}, item.origin))
         yield item
     else:
@@ -115,7 +116,7 @@ def drop_removed(tree: Node) -> list[Node]:
         was_there = any(not is_removed(earlier) for earlier in item.earlier)
         is_over = is_removed(item) and was_there and item.name not in defaults
         (dropped if is_over else kept).append(item)
-    plugins.value = kept
+    plugins.value[:] = kept
     return dropped
 
 
@@ -176,8 +177,7 @@ def _refuse_unknown(tree: Node, address: str, name: str, origin: Origin, *, adds
 
 def replace_list(present: Node, plugins: Node) -> Node:
     """Return a list of plugins that replaces another one; its plugins have no earlier values."""
-    plugins.earlier = unique_nodes(*present.earlier, present)
-    return plugins
+    return replace(plugins, earlier=unique_nodes(*present.earlier, present))
 
 
 def losses(tree: Node, plugins: Node) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import keys
@@ -22,19 +22,26 @@ _REMEDY = "; take it out, or check its name"
 class UsageTracker:
     """The addresses that were read, and those that were looked up without success.
 
+    Args:
+        addresses: what other values of the config refer to.
+        suspects: the hyper-parameters that, as far as the source tells, nobody reads.
+
     Attributes:
         addresses: what was read; reading a value reads all that is in it.
         missing: what was asked for and isn't there.
         everything: whether somebody had the whole config as plain data, of which nobody knows what was read.
-        suspects: the hyper-parameters that, as far as the source tells, nobody reads; filled in by the check.
     """
 
-    def __init__(self) -> None:
-        self.addresses: set[str] = set()
+    def __init__(self, addresses: Iterable[str] = (), suspects: Iterable[str] = ()) -> None:
+        self.addresses = set(addresses)
         self.missing: set[str] = set()
         self.everything = False
-        self.suspects: set[str] = set()
+        self.suspects = set(suspects)
         self._reported: set[str] = set()
+
+    def mark_everything_read(self) -> None:
+        """Note that somebody had the whole config; nothing in it counts as unread."""
+        self.everything = True
 
     def unread_so_far(self, tree: Node) -> list[str]:
         """A line for each hyper-parameter that nobody has read and no source names; each once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -72,9 +73,9 @@ def _fill_defaults(node: Node, settings: BaseModel) -> None:
         elif isinstance(value, BaseModel):
             _fill_defaults(child, value)
         elif isinstance(value, list) and isinstance(child.value, str):
-            child.value = [Node(child.value, child.origin)]
+            node.value[key] = replace(child, value=[Node(child.value, child.origin)])
         elif isinstance(value, str) and isinstance(child.value, str):
-            child.value = value
+            node.value[key] = replace(child, value=value)
 
 
 def _explain(error: ValidationError, tree: Node) -> list[Fault]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,26 @@ class Node:
         elif isinstance(value, list):
             value = [child.copy() for child in value]
         return Node(value, self.origin, self.key, self.unexpanded, self.written, self.earlier)
+
+    def map_texts(self, function: Callable[[str, Node], str]) -> None:
+        """Replace each string below by what a function makes of its address and node."""
+        for address, node in self.walk():
+            if isinstance(node.value, str):
+                node.value = function(address, node)
+
+    def expand(self, value: Any, unexpanded: str | None, folder: Path | None = None) -> None:
+        """Replace a text with references by its value; the text is kept as ``written``.
+
+        Args:
+            value: what the references give.
+            unexpanded: what is kept with the run in its place; None keeps the value.
+            folder: of the file that wrote the beginning of the value; None is that of the text.
+        """
+        self.written = self.value
+        self.value = value
+        self.unexpanded = unexpanded
+        if folder:
+            self.origin = replace(self.origin, folder=folder)
 
     def take_place_of(self, other: Node) -> Node:
         """This node in the place of ``other``, which it remembers; so does each value in it that was there too."""

@@ -20,6 +20,10 @@ class FixedBatches(Sampler[list[int]]):
     def __init__(self, batches: list[list[int]]) -> None:
         self.batches = batches
 
+    def use_batches_of(self, other: FixedBatches) -> None:
+        """Give the batches of another one from the next pass on, to workers that keep asking this object."""
+        self.batches = other.batches
+
     def __len__(self) -> int:
         """Return how many batches there are."""
         return len(self.batches)

@@ -6,7 +6,7 @@ import pickle
 import traceback
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass
@@ -210,10 +210,10 @@ class BatchRequests:
         history: how many of the last are kept, to tell which of them a worker had: all that may not be answered yet.
         hashed: whether the indices that are taken are hashed; else a description of the order says enough.
         seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
-
-    Attributes:
         rank, size: which slice of each batch is asked for, and into how many it is cut.
         single: whether a slice is one sample, which is asked for by its index alone.
+
+    Attributes:
         epoch: of the next pass, from 0.
         skip: how many of its first are left out.
         seen: how many samples are left out, in these and at the beginning of the next; 0: those of ``skip`` alone.
@@ -221,14 +221,43 @@ class BatchRequests:
         last: the last ones.
     """
 
-    rank, size, single = 0, 1, False
-
-    def __init__(self, indices: Any, where: str, history: int, hashed: bool, seed: int | None) -> None:
-        self.indices, self.where, self.seed, self.epoch, self.skip, self.seen = indices, where, seed, 0, 0, 0
+    def __init__(
+        self,
+        indices: Any,
+        where: str,
+        history: int,
+        hashed: bool,
+        seed: int | None,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        single: bool = False,
+    ) -> None:
+        self.indices = indices
+        self.where = where
+        self.seed = seed
+        self.rank = rank
+        self.size = size
+        self.single = single
+        self.epoch = 0
+        self.skip = 0
+        self.seen = 0
         self.expected: str | None = None
         self.last: deque[BatchRequest] = deque(maxlen=history)
         # How many were taken, and the hash of them: after each that may have been asked for and not given, and two more.
         self._hashes: deque[tuple[int, str]] = deque(maxlen=history + 2 if hashed else 0)
+
+    def prepare(self, epoch: int, start: Mapping[str, Any]) -> None:
+        """Prepare the next pass.
+
+        Args:
+            epoch: of it, from 0.
+            start: the state of the loader with which it begins; empty: at its beginning.
+        """
+        self.epoch = epoch
+        self.skip = start.get("taken", 0)
+        self.seen = start.get("samples", 0)
+        self.expected = start.get("hash")
 
     def __iter__(self) -> Iterator[BatchRequest]:
         """The requests of one epoch.

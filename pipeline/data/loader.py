@@ -274,6 +274,11 @@ class SeededLoader(DataLoader[Any]):
             remedy = "give the runner a seed, a sampler set_epoch(epoch), or a stream shard(rank, count)"
             raise ConfigError(f"{self.where}: {what}; {remedy}")
 
+    def stop_sharing(self) -> None:
+        """Give whole batches from now on, as if there were no other ranks."""
+        self.rank = 0
+        self.size = 1
+
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``.
 
@@ -387,8 +392,7 @@ class SeededLoader(DataLoader[Any]):
             self._warn_of_changes(self._copies)
         fetching, progress, requests = self._fetching
         if requests is not None:
-            requests.epoch, requests.expected = self.epoch, start.get("hash")
-            requests.skip, requests.seen = start.get("taken", 0), start.get("samples", 0)
+            requests.prepare(self.epoch, start)
         if progress is None:
             batches = self._until_over(DataLoader.__iter__(fetching))
         else:
@@ -447,8 +451,8 @@ class SeededLoader(DataLoader[Any]):
         if not batched and self.size > 1:
             # Each rank takes one of so many.
             indices = BatchSampler(self.sampler, self.size, drop_last=False)
-        requests = BatchRequests(indices, self.where, history, hashed, seed)
-        requests.rank, requests.size, requests.single = self.rank, self.size, not batched
+        share = {"rank": self.rank, "size": self.size}
+        requests = BatchRequests(indices, self.where, history, hashed, seed, **share, single=not batched)
         dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return with_parts(self, **parts, collate_fn=uncollated), progress, requests
@@ -470,7 +474,7 @@ class SeededLoader(DataLoader[Any]):
             self._in_order = cast("SeededLoader", with_parts(self, **parts))
         elif isinstance(parts.get("batch_sampler"), FixedBatches):
             # The workers that stay ask this object for their batches.
-            cast("FixedBatches", self._in_order.batch_sampler).batches = parts["batch_sampler"].batches
+            cast("FixedBatches", self._in_order.batch_sampler).use_batches_of(parts["batch_sampler"])
         self._in_order.epoch = self.epoch
         return self._in_order
 

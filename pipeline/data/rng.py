@@ -145,17 +145,17 @@ class RngStream:
         seed: the run's; None leaves the generators alone.
         epoch: from 0.
         parts: what tells these draws from the others of the epoch.
+        own: further generators, by name.
 
     Attributes:
         states: those of the generators after the last block; None before the first, or without a seed.
-        own: further generators, by name.
         own_states: their states after the last block.
     """
 
-    def __init__(self, seed: int | None, epoch: int, *parts: int | str) -> None:
+    def __init__(self, seed: int | None, epoch: int, *parts: int | str, own: Mapping[str, Any] | None = None) -> None:
         self.seed, self.epoch, self.parts = seed, epoch, parts
         self.states: tuple[Any, ...] | None = None
-        self.own: Mapping[str, Any] = {}
+        self.own: Mapping[str, Any] = own or {}
         self.own_states: Mapping[str, Any] = {}
 
     @contextmanager

@@ -206,8 +206,8 @@ class Stream(IterableDataset[Any]):
 
     def _batches(self) -> Iterator[Any]:
         size, divides = self.batch_size or 1, self.count > 1 and has_shard(self.dataset)
-        rng = RngStream(self.seed, self.epoch, "stream", self.number if divides else 0)
-        rng.own = generators_in(self.dataset)
+        own = generators_in(self.dataset)
+        rng = RngStream(self.seed, self.epoch, "stream", self.number if divides else 0, own=own)
         if self.state and self.state["draws"]:
             with rng.drawing():
                 restore_cpu_random_state(self.state["draws"])

@@ -56,13 +56,12 @@ class Agreement:
     def ruling(self) -> Iterator[None]:
         """In the block, what is asked for on a process counts once a look says so; what was before, counts on all."""
         share_wishes(self.world, self.context)
-        self.context.ask = self.ask
-        SHUTDOWN.ask_by(self.ask)
-        try:
-            yield
-        finally:
-            self.context.ask = None
-            SHUTDOWN.ask_by(None)
+        with self.context.asking_first(self.ask):
+            SHUTDOWN.ask_by(self.ask)
+            try:
+                yield
+            finally:
+                SHUTDOWN.ask_by(None)
 
     def ask(self, what: str, value: Any) -> None:
         """Tell rank 0 that something is asked for; it may be called in a handler of a signal."""

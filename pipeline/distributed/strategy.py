@@ -371,10 +371,11 @@ class GradientAverage:
 
     Attributes:
         hooks: those of the parameters; once they are removed, nothing is averaged.
-        is_paused: whether nothing is averaged at present, since gradients are computed that are not of the training.
+        pauses: how many blocks are running in which gradients are computed that are not of the training: nothing is
+            averaged in them.
     """
 
-    is_paused: ClassVar[bool] = False
+    pauses: ClassVar[int] = 0
 
     def __init__(
         self, modules: Collection[nn.Module], schedulers: Sequence[Windowed], count_samples: Callable[[], int]
@@ -387,9 +388,19 @@ class GradientAverage:
         # torch has no types for it.
         self.hooks = [cast("Any", own).register_post_accumulate_grad_hook(self._queue) for own in self.parameters]
 
+    @classmethod
+    def pause(cls) -> None:
+        """Average nothing until ``unpause`` is called as often."""
+        cls.pauses += 1
+
+    @classmethod
+    def unpause(cls) -> None:
+        """Take back one call of ``pause``."""
+        cls.pauses -= 1
+
     def _queue(self, parameter: Tensor) -> None:
         """Average once the backward that is running is over; the first gradient in it asks for this."""
-        if not (self._queued or self.is_paused or self._in_window(parameter)):
+        if not (self._queued or self.pauses or self._in_window(parameter)):
             self._queued = True
             Variable._execution_engine.queue_callback(self._average)
 

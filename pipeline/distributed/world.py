@@ -89,7 +89,6 @@ class World:
         local_size: how many there are on its host.
         store: torch's key-value store that all of them reach, for the main thread; None: there is just one process.
         timeout: seconds that a process waits for the others.
-        last_words: called in a thread with the failure of another process where this one does not come to an end.
     """
 
     rank: int = 0
@@ -99,9 +98,10 @@ class World:
     # torch's stubs leave out what a store has.
     store: Any = None
     timeout: float = 600.0
-    last_words: Callable[[Failure], object] = str
     _failure: Failure | None = field(default=None, init=False)
     _may_stay: threading.Event = field(default_factory=threading.Event, init=False)
+    # What is called where this process does not come to an end.
+    _last_words: list[Callable[[Failure], object]] = field(default_factory=list, init=False)
     # Connections to the store that no thread uses at present.
     _idle_stores: list[Any] = field(default_factory=list, init=False)
 
@@ -306,6 +306,14 @@ class World:
         write_error_file(failure.exit_code, str(failure), follows=failure.rank != self.rank)
         return failure
 
+    def call_if_stuck(self, function: Callable[[Failure], object]) -> None:
+        """Call a function where another process has failed and this one does not come to an end.
+
+        Args:
+            function: gets the failure, in a thread; then the process is ended.
+        """
+        self._last_words.append(function)
+
     def first_failure(self) -> Failure | None:
         """What the first process has said that failed; None: none has, or the store is gone."""
         with suppress(RuntimeError):
@@ -321,8 +329,9 @@ class World:
                 self._failure = failure
         if self._failure and not self._may_stay.wait(GRACE):
             logger.error(f"{self._failure}; rank {self.rank} has not ended within {GRACE:g} seconds, and is ended")
-            with suppress(PipelineError):
-                self.last_words(self._failure)
+            for function in self._last_words:
+                with suppress(PipelineError):
+                    function(self._failure)
             leave(self._failure.exit_code)
 
     @contextmanager
@@ -385,12 +394,12 @@ def joined(timeout: float | None = None) -> Iterator[World]:
         if world.size > 1 and timeout:
             world.timeout = timeout
             _set_pg_timeout(timedelta(seconds=timeout))
-        last_words = world.last_words
+        registered = len(world._last_words)
         try:
             yield world
         finally:
-            # This world outlives the block. What a run has set refers to its model and data.
-            world.last_words = last_words
+            # This world outlives the block. What a run has registered refers to its model and data.
+            del world._last_words[registered:]
         return
     timeout = timeout or 600.0
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))

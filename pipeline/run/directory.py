@@ -146,6 +146,16 @@ class RunDirectory:
         self.about: dict[str, Any] = {}
         self._lock: FileIO | None = None
 
+    def describe(self, about: Mapping[str, Any], **more: Any) -> None:
+        """Set what ``status.json`` says of the run.
+
+        Args:
+            about: the label, tags and note; what is empty stays as it was before a resume.
+            more: of several processes, how many.
+        """
+        before = self.read_status()
+        self.about = {name: value or before.get(name, value) for name, value in about.items()} | more
+
     @classmethod
     def new(cls, output_dir: Path, config_name: str) -> RunDirectory:
         """Make the folder, and the link ``latest`` to it.

@@ -37,6 +37,10 @@ class Activity:
     thread_name: str
     place: str
 
+    def mention_folder(self, folder: str) -> None:
+        """Add to the name the folder that it writes to."""
+        self.name = f"{self.name} in {folder}"
+
     def __str__(self) -> str:
         """Return what it is, in which thread it runs, and where it was started."""
         started = f", started at {self.place}" if self.place else ""
@@ -61,7 +65,7 @@ def exclusive(name: str, *, trains: bool = True, may_nest: bool = False) -> Iter
             ``Brain.fit`` in a stage may: the order of the two is then the same each time.
 
     Yields:
-        The activity; its name may be replaced when more is known.
+        The activity; a folder can be added to its name when it is known.
 
     Raises:
         ConcurrentRunError: something else is running that excludes it.

@@ -37,10 +37,9 @@ def reporting(run: Run) -> Iterator[None]:
     """Report a signal that ends the run in the block between two runners, where no runner can."""
 
     def end(failure: Failure) -> None:
-        run.failure = failure
-        _write_status(PeerError(failure), str(failure), run, run.directory.read_status())
+        _write_status(PeerError(failure), str(failure), run, run.directory.read_status(), failure)
 
-    run.world.last_words = end
+    run.world.call_if_stuck(end)
     try:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
@@ -63,9 +62,9 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         _best_effort("the description of the batch", _describe_batch, error, runner)
         headline = describe(error, stage, runner)
         # First of all: the others are waiting for this process.
-        run.failure = run.world.report_failure(error, exit_code(error), headline)
-        is_first = run.failure.rank == run.world.rank
-        is_asked = run.failure.exit_code in _STATES
+        failure = run.report_failure(error, exit_code(error), headline)
+        is_first = failure.rank == run.world.rank
+        is_asked = failure.exit_code in _STATES
         log_error(error, headline, "ERROR" if run.world.is_main or (is_first and not is_asked) else "INFO")
         # For whoever calls from Python; after the log, which has the headline as its first line.
         error.add_note(headline)
@@ -83,16 +82,20 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         # Storage that has refused before refuses this as well, which is said once.
         level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
         _best_effort("context.json", run.write_accesses, level=level)
-        reason = headline if is_first else str(run.failure)
+        reason = headline if is_first else str(failure)
         _best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
         _best_effort("the last lines", run.report_end, runner, error)
         run.call_after_run()
 
 
-def _write_status(error: BaseException, reason: str, run: Run, counters: Mapping[str, int]) -> None:
+def _write_status(
+    error: BaseException, reason: str, run: Run, counters: Mapping[str, int], failure: Failure | None = None
+) -> None:
+    """Write how the run has ended; ``failure``: the first one, if the run does not know it."""
     code, directory = exit_code(error, run), run.directory
-    if run.failure and run.world.size > 1 and code not in _STATES:
-        directory.about["failed_rank"] = run.failure.rank
+    failure = failure or run.failure
+    if failure and run.world.size > 1 and code not in _STATES:
+        directory.about["failed_rank"] = failure.rank
     state, resumable = _STATES.get(code, "failed"), not isinstance(error, NoCheckpointError)
     what = f"{type(error).__name__}: {error}"
     directory.write_status(state, exit_code=code, reason=reason, resumable=resumable, train_state=counters, error=what)

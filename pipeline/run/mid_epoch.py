@@ -77,4 +77,4 @@ class MidEpoch:
             order = self._loaded.dataset.get(self.datasets.get(entry.phase, ""))
             if entry.state and entry.state.data is None and order and not now:
                 # Earlier versions had it here alone, and no position of map-style data.
-                entry.state.data = {"taken": entry.state.taken, "order": order}
+                entry.state.continue_in_order(order)

@@ -38,6 +38,19 @@ RUN_DIR = "run_dir"
 _LASTING = (ExitCode.USAGE, ExitCode.DIVERGED, ExitCode.BUG)
 
 
+class LastAttemptError(PipelineError):
+    """The attempt of torch's launcher before this one has failed, and this one would fail in the same way.
+
+    Args:
+        message: what has failed.
+        code: what that attempt has left with.
+    """
+
+    def __init__(self, message: str, code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
 class PreviousRun(NamedTuple):
     """A run that is to be resumed.
 
@@ -88,9 +101,7 @@ def _after_attempt(attempts: Store | None, resume: str | Path) -> str | Path:
         return resume
     status = RunDirectory(run_dir).read_status()
     for code in (code for code in _LASTING if code == status.get("exit_code")):
-        error = PipelineError(f"{run_dir}: the attempt before has left with {code}: {status['reason']}")
-        error.exit_code = code
-        raise error
+        raise LastAttemptError(f"{run_dir}: the attempt before has left with {code}: {status['reason']}", code)
     logger.info("the launcher has started this run again, and it goes on")
     return run_dir
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from loguru import logger
@@ -26,9 +25,9 @@ from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import short, storing
 from pipeline.config.load import Config
-from pipeline.config.schema import ABOUT, RunnerSchema
+from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
-from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
+from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, TrainingLoop, base_of
 from pipeline.data.loader import dataset_digest, end_workers
 from pipeline.distributed.agreement import share_wishes
 from pipeline.distributed.device import deterministic
@@ -129,7 +128,7 @@ def _lead(
             previous = train_on(previous, config)
         _check_initial_weights(config, previous)
         directory = place or RunDirectory.new(output_dir, config.name)
-        directory.about = _about(config, directory) | ({"ranks": world.size} if processes else {})
+        directory.describe(config.settings.model_dump(include={*ABOUT}), **({"ranks": world.size} if processes else {}))
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             provenance = Provenance.capture(config, directory, devices, processes)
             if previous:
@@ -227,12 +226,6 @@ def _is_kept(config: Config) -> bool:
     return not any(runner.debug and not runner.debug_persistently for runner in config.runners)
 
 
-def _about(config: Config, directory: RunDirectory) -> dict[str, Any]:
-    """The label, tags and note; a resumed run keeps those that are not set anew."""
-    before, about = directory.read_status(), config.settings.model_dump(include={*ABOUT})
-    return {name: value or before.get(name, value) for name, value in about.items()}
-
-
 def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None:
     """Raise if a file of ``init_model_path`` is missing, for each runner without a checkpoint of its own.
 
@@ -288,6 +281,11 @@ class Run:
             logger.info(f"{name} is finished already")
         return done
 
+    def report_failure(self, error: BaseException, code: ExitCode, headline: str) -> Failure:
+        """Tell the other processes of a failure, as ``World.report_failure``; return the first failure of all."""
+        self.failure = self.world.report_failure(error, code, headline)
+        return self.failure
+
     def finish_runner(self, runner: RunnerSession) -> None:
         """Write ``context.json``, and mark the runner as done on all processes, unless ``is_exit`` has ended it."""
         self.world.all_gather(None)
@@ -338,7 +336,8 @@ class Run:
             return
         if last:
             reads = self.config.reads
-            reads.everything |= any(env_was_read(runner.context) for runner in self.sessions.values())
+            if any(env_was_read(runner.context) for runner in self.sessions.values()):
+                reads.mark_everything_read()
             # Settings without effect, or misspelt names.
             for line in reads.unread(self.config.tree, list(self.sessions)):
                 self.warn(line)
@@ -364,8 +363,25 @@ def env_was_read(context: Context) -> bool:
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 
-# The room that trains; it lies above this one.
-TRAINING = "pipeline.training"
+class StageLoop(TrainingLoop, Protocol):
+    """What a session needs of the loop of a runner stage; it is in ``training/loop.py``."""
+
+    in_use: bool
+
+    def running(self) -> AbstractContextManager[None]:
+        """The block around the stage."""
+
+
+class Training(NamedTuple):
+    """What a session calls to train; it lies in a layer above.
+
+    Attributes:
+        begin: prepares the Brains of the phases, before a restore.
+        make_loop: makes the loop of a runner stage.
+    """
+
+    begin: Callable[[Context, Sequence[PhaseSchema], RunnerSchema], None]
+    make_loop: Callable[[Context, Any], StageLoop]
 
 
 def _new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
@@ -374,27 +390,28 @@ def _new_context(config: Config, settings: RunnerSchema, world: World) -> Contex
     env = copy.deepcopy(config.plain())
     phases = {phase["name"]: phase for phase in env["phase"]}
     env["phase"] = [phases[phase.name] for phase in config.phases(settings)]
-    return Context(
-        status="uninit",
-        is_exit=False,
-        config_yaml=str(config.path) if config.path else None,
-        config=config,
-        env=env,
-        runner_name=settings.name,
-        runner=settings,
-        phases=[TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
-        hyper_parameters=TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
-        engine=EngineMode.SINGLE if world.size == 1 else modes[world.local_size == world.size],
-        is_fleet=world.size > 1,
-        fleet_mode="collective" if world.size > 1 else "",
-        is_infer=settings.kind == "infer",
-        rank=world.rank,
-        local_rank=world.local_rank,
-        world_size=world.size,
-        world=world,
-        train_state=dict.fromkeys(TRAIN_STATE, 0),
-        checkpoints={},
-    )
+    values = {
+        "status": "uninit",
+        "is_exit": False,
+        "config_yaml": str(config.path) if config.path else None,
+        "config": config,
+        "env": env,
+        "runner_name": settings.name,
+        "runner": settings,
+        "phases": [TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
+        "hyper_parameters": TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
+        "engine": EngineMode.SINGLE if world.size == 1 else modes[world.local_size == world.size],
+        "is_fleet": world.size > 1,
+        "fleet_mode": "collective" if world.size > 1 else "",
+        "is_infer": settings.kind == "infer",
+        "rank": world.rank,
+        "local_rank": world.local_rank,
+        "world_size": world.size,
+        "world": world,
+        "train_state": dict.fromkeys(TRAIN_STATE, 0),
+        "checkpoints": {},
+    }
+    return Context.for_training(values, TrainingGradients, running_hook)
 
 
 # Context keys whose objects the trainer itself uses; a stage may change what is in them, but not replace them.
@@ -407,6 +424,7 @@ class RunnerSession:
     Args:
         name: of the runner.
         run: that it is part of; its ``sessions`` get this one.
+        training: what is called to train; None: the session does not come to the runner stage of a train runner.
 
     Attributes:
         config: a copy of its own.
@@ -423,8 +441,9 @@ class RunnerSession:
         completed: whether every stage has run.
     """
 
-    def __init__(self, name: str, run: Run) -> None:
+    def __init__(self, name: str, run: Run, training: Training | None = None) -> None:
         self.run, run_dir = run, run.directory.path
+        self.training = training
         # What a runner does to the arguments that it is given, the next does not see.
         self.config = run.config.in_run(run_dir)
         self.settings, self.classes = self.config.runner(name), run.stage_classes[name]
@@ -458,11 +477,9 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
-        self.context.set_gradients_aside = TrainingGradients(self.context).set_aside
         self.resources.callback(set_aside_in_hooks(self.manager, self.context))
         for name, report in offered("plugin_reports").items() if self.plugins and self.run.world.is_main else ():
             self.manager.register(report(self.manager), name)
-        self.context.running_hook = running_hook
         self.listen()
         self.store.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
@@ -495,7 +512,7 @@ class RunnerSession:
         """
         if stage == "runner" and self.entered_runner:
             # A stage that is entered again goes on from where the first time has ended.
-            self.store.resume_from(None)
+            self.store.end_resume()
         elif stage == "runner":
             self.entered_runner = True
             if self.settings.kind == "train":
@@ -560,11 +577,10 @@ class RunnerSession:
     def loop(self, runner: PipelineStage) -> Iterator[None]:
         """In the block, the context has the loop of a runner stage that trains."""
         iteration = self.counters["iteration"]
-        loop = import_module(f"{TRAINING}.loop").TrainLoop(self.context, runner)
-        self.context.loop, self.context.wake = loop, loop.wake
-        with loop.running():
+        assert self.training, "whoever runs a train runner gives what trains"
+        loop = self.training.make_loop(self.context, runner)
+        with self.context.running_loop(loop), loop.running():
             yield
-        self.context.loop = None
         is_known = bool(self.config.notes_about(f"runner.{self.settings.name}.runner_class_path"))
         if not (loop.in_use or is_known) and self.counters["iteration"] == iteration:
             what = f"{self.describe('runner')} has called neither epochs() nor batches() of the context"
@@ -577,7 +593,8 @@ class RunnerSession:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: the run is not the one that saved it.
         """
-        import_module(f"{TRAINING}.start").begin_fit(self.context, self.config.phases(self.settings), self.settings)
+        assert self.training, "whoever runs a train runner gives what trains"
+        self.training.begin(self.context, self.config.phases(self.settings), self.settings)
         self.store.begin(self.context.peek("model"))
         if not self.run.resumed:
             return
@@ -587,6 +604,17 @@ class RunnerSession:
             self.hooks.after_checkpoint_loaded(context=self.context, path=self.store.resumed.path)
         else:
             self.run.warn(f"{self.store.folder}: no checkpoint was ever saved; beginning again")
+
+    def is_exiting(self) -> bool:
+        """Return whether ``is_exit`` ends the runner before its terminal stage; then it is not done."""
+        self.exited = bool(self.context["is_exit"])
+        return self.exited
+
+    def complete(self) -> None:
+        """Every stage has run: call the plugins, and close the resources."""
+        self.completed = True
+        self.hooks.after_pipeline(context=self.context)
+        self.resources.close()
 
     def remember_protected(self) -> None:
         """Note the objects that no stage may replace."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pipeline.context import STAGES, Context
 from pipeline.errors import StageError
+
+if TYPE_CHECKING:
+    from pipeline.config.load import Config
 
 
 class StageBase(ABC):
@@ -79,10 +81,11 @@ class StartupBase(StageBase):
         runner = context["runner"]
         last = context["is_infer"] and not runner.init_model_path
         if last or runner.init_model_path or runner.freeze:
-            # By its name, as the default stages are: it imports torch, and this module is read without.
-            weights = import_module("pipeline.checkpoint.initial_weights")
-            load = weights.load_last if last else weights.load_initial
-            initial = load(context["config"], runner.name, context["run_dir"], context["model"])
+            from pipeline.checkpoint import initial_weights  # noqa: PLC0415 - with torch, which the base classes do without
+
+            load = initial_weights.load_last if last else initial_weights.load_initial
+            config = cast("Config", context["config"])
+            initial = load(config, runner.name, context["run_dir"], context["model"])
             context["checkpoints"].clear()
             context["checkpoints"].update(initial.checkpoints)
             context["train_state"].update(initial.train_state)
@@ -92,7 +95,7 @@ class RunnerBase(StageBase):
     """Trains or evaluates: writes ``current_epoch`` and ``metrics``."""
 
     # Whether the loop calls ``validate`` and ``is_over`` of the stage; without, a method of that name is the user's own.
-    _has_verbs: ClassVar[bool] = False
+    has_loop_methods: ClassVar[bool] = False
 
     def _run(self, context: Context, model_dict: Mapping[str, Any]) -> None:
         """Train one pass over the data of a phase; ``model_dict`` is its item in ``context["env"]["phase"]``."""

@@ -262,8 +262,8 @@ class ExperimentBase(RunnerBase):
             dict.fromkeys(name for name in ExperimentBase.__annotations__ if not hasattr(type(self), name))
         )
         self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
-        self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
-        self.context.set_gradients_aside = TrainingGradients(self.context).set_aside
+        values = {"hooks": plugins.plugin_manager().hook, "train_state": self.train_state}
+        self.context = Context.for_training(values, TrainingGradients)
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
         self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
@@ -447,7 +447,7 @@ class ExperimentBase(RunnerBase):
         require_registered([model], f"{type(self).__name__}.setup_model: ")
         self.context["model"] = {**(self.context.peek("model") or {}), PHASE: Phase(PHASE, {"model": model})}
         trained = self._trained()
-        self.context.also_trained = own_method(self, "_trained")
+        self._resources.enter_context(self.context.training_also(own_method(self, "_trained")))
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
         self._schedulers = list(own.values())
         for scheduler in self._schedulers:
@@ -474,7 +474,7 @@ class ExperimentBase(RunnerBase):
         """
         if isinstance(valid := self.valid_loader, SeededLoader):
             # All of it is rank 0's.
-            valid.rank, valid.size = 0, 1
+            valid.stop_sharing()
         trained = (*self._optimizer().values(), *self._parts().values())
         schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
@@ -524,7 +524,6 @@ class ExperimentBase(RunnerBase):
             self._run_to_end(context)
 
     def _run_to_end(self, context: Context | None) -> None:
-        wake = self.context.wake
         try:
             if context is not None:
                 self.setup()
@@ -535,18 +534,14 @@ class ExperimentBase(RunnerBase):
                 self._go_on(self._store.resumed)
             elif not self._loaded:
                 self.resume_or_load()
-            self.context.wake = own_method(self, "_wake")
+            waking = self.context.waking(own_method(self, "_wake"))
             ruling = self._agreement.ruling() if self._agreement else nullcontext()
-            with SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
+            with waking, SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
                 self.train()
                 self._finish()
                 self._warn_without_validation()
                 self._checkpoints.finish()
         finally:
-            self.context.wake = wake
-            if not self.alone:
-                # The context outlives the experiment.
-                self.context.also_trained = dict
             self.close()
 
     def _warn_without_validation(self) -> None:
@@ -584,13 +579,11 @@ class ExperimentBase(RunnerBase):
             self.save()
             self._place_saved = True
         self._log_discarded_windows()
-        stop_reason = self.context.stop_reason
-        self._validate(due=False, at_end=True)
-        self._numbers.cut_epoch_short()
-        if self._place_saved:
-            # A stop that this validation asks for would end a resumed run.
-            self.context.stop_reason = stop_reason
-        else:
+        # A stop that this validation asks for would end a resumed run.
+        with self.context.stops_withdrawn() if self._place_saved else nullcontext():
+            self._validate(due=False, at_end=True)
+            self._numbers.cut_epoch_short()
+        if not self._place_saved:
             self.save()
 
     def read_batch(self) -> Any:
@@ -680,7 +673,7 @@ class ExperimentBase(RunnerBase):
             self._numbers.gather()
             require_equal_weights(self._modules(), self._world)
         self.context["hooks"].before_checkpoint_saved(context=self.context)
-        self.context.requests.discard(CHECKPOINT)
+        self.context.clear_requests(CHECKPOINT)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         experiment = {
@@ -763,9 +756,8 @@ class ExperimentBase(RunnerBase):
             if not math.isnan(self._best.value):
                 self.context["best"] = self._best.as_dict()
         if self.alone:
-            self.context.stop_reason = state.stopped
-            restore.restore_recoverables(self.checkpointer.recoverables, state, where)
-            self._store.resume_from(checkpoint)
+            self.context.restore_requests(state.stopped)
+            self._store.restore_recoverables(checkpoint)
             in_folder = checkpoint.path.resolve().parent == self._store.folder.resolve()
             self._newest = self._store.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
@@ -882,7 +874,7 @@ class ExperimentBase(RunnerBase):
         requests = self.context.requests
         validating = validating or VALIDATION in requests or bool(ended and schedule.validating.fires_after(ended))
         self._validate(due=validating, at_end=self._is_over() and not self._is_cut_short())
-        requests.discard(VALIDATION)
+        self.context.clear_requests(VALIDATION)
         if over:
             self._end_epoch()
         saving = saving or CHECKPOINT in requests or self._is_best()
@@ -916,13 +908,10 @@ class ExperimentBase(RunnerBase):
         aside = self.context.set_gradients_aside("valid")
         schedules = nullcontext() if due else self._schedules_restored()
         numbers = self._numbers.validating()
-        self.context.is_last_validation = not due
-        try:
-            with numbers, in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
-                if self._world.is_main:
-                    self.valid()
-        finally:
-            self.context.is_last_validation = False
+        validating = self.context.validating(last=not due)
+        with validating, numbers, in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
+            if self._world.is_main:
+                self.valid()
         self._validated = self.iteration
         if not self._place_saved:
             self._judge()

@@ -284,6 +284,11 @@ class Settings(Mapping[str, Any]):
         frozen: a list for the whole config; nothing can be set once it says why.
     """
 
+    _values: Mapping[str, Any]
+    _address: str
+    _fixed: Mapping[str, str]
+    _frozen: list[str]
+
     def __init__(self, values: Mapping[str, Any], address: str, fixed: Any = None, frozen: Any = None) -> None:
         # Past __setattr__, which sets what is in the mapping.
         own: list[str] = [] if frozen is None else frozen

@@ -39,7 +39,7 @@ class Runner(RunnerBase):
 
     checkpoint = ""
 
-    _has_verbs = True
+    has_loop_methods = True
     reads = ("dataset", "model")
     writes = ("current_epoch", "metrics")
 

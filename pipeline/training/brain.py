@@ -205,7 +205,7 @@ class Brain:
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
         if checkpointer:
-            checkpointer.session.belong_to(self._entry())
+            checkpointer.session.begin(self._entry())
         counts_itself = None
         if overridden(self, Brain, "count_samples"):
             # Looked up on the class, so that an attribute of this name may be a subclass's own.

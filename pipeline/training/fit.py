@@ -315,7 +315,7 @@ class Fit(PassLoop):
         if self.checkpoints and self.session:
             own, metrics = states_of(self.generators()), {NAME: self.metrics}
             fit = FitState(epochs=self.epochs, metrics=self.metrics, generators=own, running=running)
-            self.session.begin_save(end_of_epoch=running is None)
             # The numbers are those of the last end of an epoch.
             measured = running.state.began if running and running.state else self.counters["iteration"]
-            self.checkpoints.save(self.counters, metrics, reader.iterations_at(metrics, measured), fit=fit)
+            with self.session.saving(end_of_epoch=running is None):
+                self.checkpoints.save(self.counters, metrics, reader.iterations_at(metrics, measured), fit=fit)

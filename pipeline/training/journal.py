@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
+from weakref import WeakSet
 
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import EntryState, LoopState
@@ -41,7 +42,7 @@ class Journal:
     Attributes:
         resuming: whether the code has not yet arrived where the checkpoint was saved.
         outer: the calls outside of epochs.
-        inner: those of the running epoch, None between two epochs; the loop sets it where one begins or ends.
+        inner: those of the running epoch; None between two epochs.
         leader: the pass that led when the checkpoint was saved, until the code arrives.
     """
 
@@ -55,8 +56,18 @@ class Journal:
         self._rest_of_outer, self._rest_of_inner = deque[Entry](), deque[Entry]()
         # Open passes of the body in which the checkpoint was saved, less those with which a body goes on.
         self._passes_of_body: list[Entry] = []
+        # Passes that were begun in the body of another's batch.
+        self._nested: WeakSet[TrainPass] = WeakSet()
         self._saved_in_epoch = False
         self._restore_generators: Callable[[], None] = _do_nothing
+
+    def begin_epoch(self) -> None:
+        """From here on, calls are those of an epoch."""
+        self.inner = []
+
+    def end_epoch(self) -> None:
+        """The epoch is over: forget its calls."""
+        self.inner = None
 
     def load(
         self, state: LoopState, restore_generators: Callable[[], None], make_pass: Callable[[str], TrainPass]
@@ -89,7 +100,9 @@ class Journal:
             more: what else a LoopState has.
         """
         for entries in (self.outer, self.inner or []):
-            entries[:] = [own for own in entries if not (isinstance(own, TrainPass) and own.nested and own.over)]
+            entries[:] = [
+                own for own in entries if not (isinstance(own, TrainPass) and own in self._nested and own.over)
+            ]
         entries = [*self.outer, *(self.inner or [])]
         states = [entry if isinstance(entry, EntryState) else entry.entry_state() for entry in entries]
         inner = None if self.inner is None else states[len(self.outer) :]
@@ -114,7 +127,8 @@ class Journal:
 
     def add_pass(self, training: TrainPass, *, in_body: bool) -> None:
         """Note a new pass."""
-        training.nested = in_body
+        if in_body:
+            self._nested.add(training)
         self._scope("pass").append(training)
 
     def recall(self, kind: Kind, phase: str) -> Entry | None:

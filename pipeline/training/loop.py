@@ -92,8 +92,8 @@ class TrainLoop(PassLoop):
         self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._stage = stage
-        self._verb_validate: Verb = stage.validate if stage._has_verbs else self.evaluate
-        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage._has_verbs else None
+        self._verb_validate: Verb = stage.validate if stage.has_loop_methods else self.evaluate
+        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage.has_loop_methods else None
 
     # What a stage calls.
 
@@ -121,7 +121,7 @@ class TrainLoop(PassLoop):
             over = call.over or (journal.resuming and not journal.resuming_in_epoch)
             while not over and self.counters["epoch"] < end and (journal.resuming_in_epoch or not self.is_over()):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
-                journal.inner = []
+                journal.begin_epoch()
                 if not journal.resuming_in_epoch:
                     self._epoch_began = self._new_epoch_start()
                     self.metrics, self.iterations = {}, {}
@@ -219,7 +219,7 @@ class TrainLoop(PassLoop):
             self.journal.arrive_after_last_call()
             if self.schedule.validating.fires_after(self.counters["epoch"] + 1):
                 self._validate(phase.name)
-            entry.validated = True
+            entry.mark_validated()
             if self._is_trained(phase.name) and not any(earlier.validated for earlier in own[:-1]):
                 self.hooks.after_phase(context=self.context, phase=phase.name)
         return self.is_over()
@@ -272,7 +272,7 @@ class TrainLoop(PassLoop):
                 logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
                 self._exit_announced = True
             self._save_postponed |= due
-            self.context.requests.discard(CHECKPOINT)
+            self.context.clear_requests(CHECKPOINT)
             return
         self._save()
         # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
@@ -360,18 +360,16 @@ class TrainLoop(PassLoop):
         for training in list(self._open):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
-        stop_reason = self.context.stop_reason
-        self._validate_last()
-        if not self.place_saved:
-            self._save()
-        self.checkpoints.finish()
-        self.exporter.finish()
-        if self.agreement:
-            # A signal that came meanwhile ends all processes.
-            self.agreement.look(self.counters["iteration"])
-        if self.place_saved:
-            # A stop that the last validation asks for, as early stopping does, would end a resumed run.
-            self.context.stop_reason = stop_reason
+        # A stop that the last validation asks for, as early stopping does, would end a resumed run.
+        with self.context.stops_withdrawn() if self.place_saved else nullcontext():
+            self._validate_last()
+            if not self.place_saved:
+                self._save()
+            self.checkpoints.finish()
+            self.exporter.finish()
+            if self.agreement:
+                # A signal that came meanwhile ends all processes.
+                self.agreement.look(self.counters["iteration"])
 
     # What its passes call.
 
@@ -657,7 +655,7 @@ class TrainLoop(PassLoop):
             self._end(training)
         self.journal.require_arrival("the epoch ended")
         if self.cut_short:
-            self.journal.inner = None
+            self.journal.end_epoch()
             return
         for name in self.phases:
             # A pass that was begun outside of epochs is still open.
@@ -680,7 +678,7 @@ class TrainLoop(PassLoop):
         for name in unvalidated:
             self.hooks.after_phase(context=self.context, phase=name)
         self.counters.update(epoch=epoch + 1, phase_index=0)
-        self.journal.inner = None
+        self.journal.end_epoch()
         if interrupted:
             # From here on a run that is resumed begins no other epoch of these.
             interrupted.over = True
@@ -730,21 +728,27 @@ class TrainLoop(PassLoop):
         if VALIDATION in self.context.requests:
             for name in self.validation.phases:
                 self._validate(name)
-            self.context.requests.discard(VALIDATION)
+            self.context.clear_requests(VALIDATION)
 
     def _validate(self, name: str, *, last: bool = False, asked: bool = False) -> dict[str, float]:
         """Validate a phase, once in an iteration; ``last``: once since its last update; ``asked``: in any case."""
         if not asked and not self.validation.is_needed(self.schemas[name], last=last):
             return {}
+        with self.context.validating(last=last):
+            numbers = self._run_validation(name, last=last, asked=asked)
+        self._take(name, numbers)
+        return numbers
+
+    def _run_validation(self, name: str, *, last: bool, asked: bool) -> dict[str, float]:
+        """Return the numbers of a validation; the random generators stay as they are."""
         random = random_state(self._generators_in_validation())
         # Inside a batch, or an epoch whose batches the stage creates itself, a run cannot continue.
         in_body = asked and (bool(self.work) or self._may_have_own_batches())
         waits = SHUTDOWN.postponed() if in_body else nullcontext()
-        self.context.is_last_validation = last
         try:
             with phase_errors(name), waits:
                 keeps_best = not self.place_saved
-                numbers = self.validation.run(self.phases[name], self._verb_validate, last=last, keeps_best=keeps_best)
+                return self.validation.run(self.phases[name], self._verb_validate, last=last, keeps_best=keeps_best)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
             restore_random_state(random, self._generators_in_validation())
@@ -753,11 +757,8 @@ class TrainLoop(PassLoop):
             self.checkpoints.finish()
             raise
         finally:
-            self.context.is_last_validation = False
             # A validation leaves the training as it was, even if a custom loop catches its error.
             restore_random_state(random, self._generators_in_validation())
-        self._take(name, numbers)
-        return numbers
 
     def _generators_in_validation(self) -> dict[str, Any]:
         """The random generators that a validation puts back, beside the global ones: those of the stage too."""
@@ -798,7 +799,7 @@ class TrainLoop(PassLoop):
             # A resumed run would do it at another iteration; and for it plugins undo what they did for the checkpoint.
             self._validate_on_request()
             self.hooks.before_checkpoint_saved(context=self.context)
-        self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
+        self.context.clear_requests(CHECKPOINT, *([] if self.validation.running else [VALIDATION]))
         self._save_postponed = False
         validation, updates = ValidationState(**self.validation.state_dict()), self.schedule.asked_updates()
         own = {

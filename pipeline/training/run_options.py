@@ -200,8 +200,11 @@ def _eager(module: nn.Module) -> _Call:
     torch traces no function of its own unless another one calls it.
     """
 
+    # torch has no types for it.
+    untyped: Any = module
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return untyped._call_impl(*args, **kwargs)
 
     return call
 

@@ -184,7 +184,6 @@ class TrainPass:
         in_batch: whether its batch is not counted yet.
         after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
         validated: whether its phase had the validation that is due after it.
-        nested: whether it was begun in the body of another's batch.
         order_is_drawn: whether its order is drawn by chance, so that no run could go on in its middle.
         stand_in: whether its batch stands in for one of which this rank has no sample; the plugins do not get it.
         taken: how many batches of the round this rank's loader has given, where that may differ; None: as many as are done.
@@ -213,7 +212,7 @@ class TrainPass:
         self.batch: Any = None
         self.numbers: dict[str, float] = {}
         self.open = self.over = self.dropped = self.in_batch = self.validated = False
-        self.nested = self.order_is_drawn = self.stand_in = False
+        self.order_is_drawn = self.stand_in = False
         self.taken: int | None = None
         self.state: PassState | None = None
         self.resources = ExitStack()
@@ -519,6 +518,10 @@ class TrainPass:
         self.over, self.validated, self.number, self.done = state.over, state.validated, state.number, state.done
         self.numbers, self.state = state.numbers, state.state
         return self
+
+    def mark_validated(self) -> None:
+        """Note that its phase had the validation that is due after it."""
+        self.validated = True
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""

@@ -63,6 +63,16 @@ class Flow:
     inexact: dict[str, None] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
 
+    def mark_unknown(self, place: str) -> None:
+        """Note that from a place on nothing is known; the first such place stays."""
+        self.unknown = self.unknown or place
+
+    def note_status(self, status: str, *, sure: bool) -> None:
+        """Note a status that is written; one that is sure to be written replaces those before."""
+        if sure:
+            self.statuses.clear()
+        self.statuses.add(status)
+
     def demands(self) -> Iterator[Use]:
         """The reads that certainly fail without their key, or without the name that is looked up in it; each once."""
         first: dict[tuple[str, str], Use] = {}

@@ -45,6 +45,10 @@ class Instance:
     attributes: dict[str, Value] = field(default_factory=dict)
     escaped: bool = False
 
+    def mark_escaped(self) -> None:
+        """Note that other code has it too."""
+        self.escaped = True
+
 
 @dataclass(eq=False)
 class Function:
@@ -153,7 +157,7 @@ class ContextVisitor(ast.NodeVisitor):
     def mark_unknown(self, node: ast.AST) -> None:
         """From here on everything is unknown; our own code does only what its classes declare."""
         if not source.is_ours(self.frame.module):
-            self.flow.unknown = self.flow.unknown or self.location(node)
+            self.flow.mark_unknown(self.location(node))
 
     def location(self, node: ast.AST) -> str:
         """``file.py:14``."""
@@ -167,16 +171,16 @@ class ContextVisitor(ast.NodeVisitor):
 
     def note_declaration(self, home: source.Definition) -> None:
         """What a class declares, whose method runs."""
-        self.flow.declared_writes |= dict.fromkeys(classes.own_declaration(home, "writes"))
+        self.flow.declared_writes.update(dict.fromkeys(classes.own_declaration(home, "writes")))
         actions: tuple[Action, ...] = ("read", "write")
         for action in actions if source.is_ours(home.module) else ():
             for key in classes.own_declaration(home, f"{action}s"):
                 self.note(action, key, home.node)
 
     @contextmanager
-    def uncertain_block(self) -> Iterator[None]:
-        """A block of which it isn't certain that it runs to its end."""
-        before, self.sure = self.sure, False
+    def uncertain_block(self, *, unless: bool = False) -> Iterator[None]:
+        """A block of which it isn't certain that it runs to its end; ``unless``: it is."""
+        before, self.sure = self.sure, unless
         yield
         self.sure = before
 
@@ -189,12 +193,25 @@ class ContextVisitor(ast.NodeVisitor):
                 case Ref((key,)) if not source.is_ours(self.frame.module):
                     self.flow.opaque.add(key)
                 case Instance(escaped=False):
-                    value.escaped = True
+                    value.mark_escaped()
                     self.escape(node, *value.attributes.values())
                 case Function():
                     self.escape(node, value.owner)
                     with self.uncertain_block():
                         self.follow(value, Arguments(), node)
+
+    def call(self, name: str, arguments: Arguments) -> None:
+        """Call a method of the object itself, if its class has one; where it is too much to follow, nothing is certain."""
+        node = self.definition.node
+        binding = classes.member(self.definition, name)
+        try:
+            method = self.member(self.owner, binding, node)
+            if isinstance(method, Function):
+                self.follow(method, arguments, node)
+            elif binding:
+                self.mark_unknown(node)
+        except RecursionError:
+            self.flow = replace(self.flow, unknown=self.definition.location)
 
     # Statements
 
@@ -306,7 +323,7 @@ class ContextVisitor(ast.NodeVisitor):
         self.note("write", name, node)
         if name in {"status", "is_exit"}:
             status = _text(value) if name == "status" else "terminal_pass" if value == Const(True) else None
-            self.flow.statuses = (set() if self.sure else self.flow.statuses) | {status or ANY}
+            self.flow.note_status(status or ANY, sure=self.sure)
 
     def remove(self, owner: Value, key: Value, node: ast.AST, *, required: bool = True) -> None:
         """``del context[key]`` and ``context.pop(key)``."""
@@ -588,7 +605,8 @@ class ContextVisitor(ast.NodeVisitor):
         if not (owner.path or hasattr(Context, name) or name in classes.assigned_attributes(self.frame.module)):
             self.flow.misnamed[self.location(node.func)] = name
         ours = not owner.path or owner.path[0] in _OURS or name == "bind"
-        self.flow.ours |= {name: False} if ours and Ref() in arguments.all() else {}
+        if ours and Ref() in arguments.all():
+            self.flow.ours[name] = False
         self.escape(node, *(value for value in arguments.all() if not (ours and value == Ref())))
         if name not in _READ_ONLY and hasattr(dict, name):
             self.escape(node, owner)
@@ -689,7 +707,8 @@ class ContextVisitor(ast.NodeVisitor):
     def hand_over(self, arguments: Arguments, module: source.Module, node: ast.AST) -> None:
         """Give values to code that is not followed; ours does nothing to the context."""
         ours = source.is_ours(module)
-        self.flow.ours |= {module.name: False} if ours and Ref() in arguments.all() else {}
+        if ours and Ref() in arguments.all():
+            self.flow.ours[module.name] = False
         self.escape(node, *(value for value in arguments.all() if not (isinstance(value, Ref) and ours)))
 
     def follow(self, function: Function, arguments: Arguments, node: ast.AST) -> Value:

@@ -91,7 +91,7 @@ def command(
     with TemporaryDirectory(prefix="pipeline-predict-") as folder:
         trainer = GeneralTrainer(str(config.path), [*overrides, f"output_dir={json.dumps(folder)}"])
         # Most of it was for training.
-        trainer.config.reads.everything = True
+        trainer.config.reads.mark_everything_read()
         # It leaves out plugins on purpose.
         for note in trainer.config.notes_about("plugins"):
             trainer.config.notes.remove(note)

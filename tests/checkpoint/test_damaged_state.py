@@ -362,7 +362,9 @@ def test_what_the_users_own_code_raises_of_its_state_stays_what_it_is_and_a_note
     counters = {"iteration": 1, "update": 1, "epoch": 0, "samples": 1}
     store.save({}, counters, {}, store.capture({}).to_tree())
     resumed = CheckpointStore(tmp_path)
-    resumed.resume_from(resumed.newest_valid())
+    checkpoint = resumed.newest_valid()
+    assert checkpoint is not None
+    resumed.restore_recoverables(checkpoint)
     with pytest.raises(KeyError) as caught:
         resumed.add_recoverable("mine", Demanding())
     assert caught.value.__notes__ == [
