@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pipeline.stages.trained_model import load as load
     from pipeline.trainer import GeneralTrainer as GeneralTrainer
     from pipeline.training.brain import Brain as Brain
-    from pipeline.training.brain import Stage as Stage
     from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
     from pipeline.training.optim_scheduler import optimize as optimize
     from pipeline.training.run_options import RunOptions as RunOptions
     from pipeline.training.run_options import parse_arguments as parse_arguments
     from pipeline.training.script import create_experiment_directory as create_experiment_directory
+    from pipeline.training.trainable import Stage as Stage
     from pipeline.training.triggers import Trigger as Trigger
     from pipeline.training.updater import StandardUpdater as StandardUpdater
     from pipeline.training.updater import Updater as Updater
@@ -56,10 +56,11 @@ _HOMES = {
     "pipeline.stages.experiment": ("ExperimentBase",),
     "pipeline.stages.trained_model": ("TrainedModel", "load"),
     "pipeline.trainer": ("GeneralTrainer",),
-    "pipeline.training.brain": ("Brain", "Stage"),
+    "pipeline.training.brain": ("Brain",),
     "pipeline.training.optim_scheduler": ("OptimScheduler", "optimize"),
     "pipeline.training.run_options": ("RunOptions", "parse_arguments"),
     "pipeline.training.script": ("create_experiment_directory",),
+    "pipeline.training.trainable": ("Stage",),
     "pipeline.training.triggers": ("Trigger",),
     "pipeline.training.updater": ("StandardUpdater", "Updater", "UpdaterBase", "UpdaterState"),
 }

@@ -61,9 +61,10 @@ from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.uncalled import BRAIN_REMEDIES, uncalled_faults_of_class
 
+__all__ = ["Brain", "ModuleBrain", "OwnLossBrain", "Stage"]
+
 # A dataset of SpeechBrain's, and what makes its batches.
 DYNAMIC, PADDED = "speechbrain.dataio.dataset:DynamicItemDataset", "speechbrain.dataio.batch:PaddedBatch"
-
 
 # Attribute of SpeechBrain's Brain that is neither a method nor an option -> what to do instead.
 ABSENT_ATTRIBUTES = {
@@ -75,8 +76,6 @@ def overridden(instance: object, base: type, *methods: str) -> list[str]:
     """Those of a base's methods that the class of an instance has overridden."""
     return [name for name in methods if getattr(type(instance), name) is not getattr(base, name)]
 
-
-__all__ = ["Brain", "ModuleBrain", "OwnLossBrain", "Stage"]
 
 # What the framework needs of a Brain beside SpeechBrain's names. These are functions, so that a subclass is free in its names.
 

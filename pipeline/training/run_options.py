@@ -199,7 +199,6 @@ def _eager(module: nn.Module) -> _Call:
     torch's own ``module.compile()`` compiles nothing of a module whose class is torch's, such as ``nn.Sequential``, since
     torch traces no function of its own unless another one calls it.
     """
-
     # torch has no types for it.
     untyped: Any = module
 

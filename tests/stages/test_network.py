@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, stages
 from pipeline.errors import ClassPathError, ConfigError, StageError
-from pipeline.training.brain import ModuleBrain
+from pipeline.training.brain import ModuleBrain, unregistered_modules
 
 Data = Callable[[int, int], TensorDataset]
 
@@ -180,8 +180,8 @@ def test_what_a_brain_is_made_with_and_the_config_says_is_refused(
 
 
 def test_a_brain_that_keeps_a_trained_module_outside_its_modules_is_refused() -> None:
-    assert HalfRegistered()._unregistered_modules() == ["head"]
-    assert Brain({"net": nn.Linear(3, 3)})._unregistered_modules() == []
+    assert unregistered_modules(HalfRegistered()) == ["head"]
+    assert unregistered_modules(Brain({"net": nn.Linear(3, 3)})) == []
 
 
 def test_a_run_with_such_a_brain_ends_before_it_trains(linear: Path) -> None:

