@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from loguru import logger
@@ -53,20 +53,6 @@ class Windowed(Protocol):
         """Whether gradients of a window are there, or a backward for one is running."""
 
 
-class WindowSums(NamedTuple):
-    """What a window comes to on all ranks together.
-
-    Attributes:
-        samples: a number, or a tensor on a GPU.
-        discards: whether a loss of it is known not to be finite; on a GPU that is not known.
-        bad: on a GPU, 1 if the window is to be discarded, else 0; None on a CPU.
-    """
-
-    samples: float | Tensor
-    discards: bool
-    bad: Tensor | None
-
-
 class Strategy:
     """Makes the gradients of all ranks those of the mean loss over the samples of a whole batch or window.
 
@@ -94,8 +80,6 @@ class Strategy:
         self._gives_zeros = False
         # Samples of this rank since the ranks have counted together.
         self._samples = 0
-        # Whether no window was discarded for a loss that is known not to be finite, since somebody has asked.
-        self._finite = True
         # Whether this rank has another batch after the active one; None: all have as many.
         self._has_more: bool | None = None
         self.in_ddp: Tensor | None = None
@@ -123,11 +107,6 @@ class Strategy:
         """Return the samples of this rank since the last call."""
         samples, self._samples = self._samples, 0
         return samples
-
-    def take_finite(self) -> bool:
-        """Return whether no window was discarded for a loss that is known not to be finite, since the last call."""
-        finite, self._finite = self._finite, True
-        return finite
 
     # DDP.
 
@@ -233,7 +212,7 @@ class Strategy:
 
     def close(
         self, parameters: Sequence[Tensor], samples: float, *, discards: bool, bad: Tensor | None, sparse: bool
-    ) -> WindowSums:
+    ) -> tuple[float | Tensor, bool, Tensor | None]:
         """Make the gradients of a window those of all ranks, which the caller divides by the samples that this returns.
 
         Args:
@@ -242,6 +221,10 @@ class Strategy:
             discards: as in ``with_numbers``.
             bad: likewise.
             sparse: whether gradients may be sparse.
+
+        Returns:
+            The samples of all ranks, on a GPU as a tensor; and ``discards`` and ``bad``, of all ranks. On a CPU the last is
+            None.
         """
         if self._reduced and self._numbers.grad is not None:
             numbers = self._numbers.grad
@@ -255,11 +238,9 @@ class Strategy:
         self._reduced = False
         if numbers.is_cpu:
             total, of_all, _ = numbers.tolist()
-            discards = discards or of_all > 0
-            self._finite = self._finite and not discards
-            return WindowSums(total, discards, None)
+            return total, discards or of_all > 0, None
         # Gradients without samples are zeros, which 0 would turn into nan.
-        return WindowSums(numbers[0].clamp(min=1), discards, ((numbers[1] > 0) | (numbers[0] < 1)).float())
+        return numbers[0].clamp(min=1), discards, ((numbers[1] > 0) | (numbers[0] < 1)).float()
 
     def average_each_backward(
         self, schedulers: Sequence[Windowed], count_samples: Callable[[], int], resources: ExitStack

@@ -556,7 +556,12 @@ class TrainLoop(PassLoop):
 
     def unwind(self, training: TrainPass) -> None:
         """A pass is asked for its next batch: what was begun in the body of the one before is done."""
-        self._unwind(self.work.index(training) + 1 if training in self.work else len(self.work))
+        count = 0
+        for other in self.work:
+            count += 1
+            if other is training:
+                break
+        self._unwind(count)
         if training not in self.work:
             self.work.append(training)
 

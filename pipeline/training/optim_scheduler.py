@@ -349,6 +349,8 @@ class OptimScheduler(ABC):
         self.record: ActiveBatch = AnyBatch()
         self.last_batch = self.last_update = -1
         self.last_gradients = 0
+        # Whether no rank is known to have had a loss that is not finite, in the windows since the last call of ``optimize``.
+        self._finite_on_ranks = True
         # The other schedulers of the last call of ``optimize``, which train other parameters than this one.
         self._partners: list[OptimScheduler] | None = None
         self.losses: Losses | None = None
@@ -555,7 +557,7 @@ class OptimScheduler(ABC):
             finally:
                 self.after_backward = hook
 
-    def apply(self, epoch: int) -> bool:
+    def apply(self, epoch: int) -> bool:  # noqa: PLR0912 # a call for each branch would be one a step
         """Close the window: set the rate, unscale, guard, clip, step, clear the gradients; ``epoch`` counts from 0.
 
         The rate that a plugin sets in ``before_update`` is that of this one update.
@@ -571,7 +573,14 @@ class OptimScheduler(ABC):
             self.last_update = self.last_batch
             rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
             if self.strategy is not None and not window.averaged:
-                self._share_window(self.strategy)
+                # The same as _share_window does, without its call.
+                window.samples, window.discards, bad = self.strategy.close(
+                    self.parameters, window.samples, discards=window.discards, bad=self.guard.loss, sparse=self.sparse
+                )
+                window.weighted = True
+                self._finite_on_ranks = self._finite_on_ranks and not window.discards
+                if bad is not None and self.guarded:
+                    self.guard.record(bad)
             # On GPUs the samples of all ranks are a tensor; there the guard discards the window.
             if window.batches and type(window.samples) is not Tensor and not window.samples:
                 window.discards = True
@@ -617,6 +626,7 @@ class OptimScheduler(ABC):
             self.parameters, window.samples, discards=window.discards, bad=self.guard.loss, sparse=self.sparse
         )
         window.weighted = True
+        self._finite_on_ranks = self._finite_on_ranks and not window.discards
         if bad is not None and self.guarded:
             self.guard.record(bad)
 
@@ -1005,25 +1015,20 @@ def backward_and_step(  # noqa: PLR0912 # a call for each branch would be one a 
     if has_samples and after_backward:
         after_backward(losses=losses)
     closed = stepped = False
+    finite_on_ranks = True
     for scheduler in optim_schedulers:
-        window, record = scheduler.window, scheduler.record
-        scheduler.last_gradients = scheduler.last_batch = record.number
+        window = scheduler.window
+        scheduler.last_gradients = scheduler.last_batch = scheduler.record.number
         window.batches += 1
         window.samples += counts[scheduler] if samples is None else samples
         if steps and (last or window.batches >= scheduler.accum_grad):
             closed |= scheduler.apply(epoch)
         stepped |= scheduler.stepped
-    if only.strategy is not None:
-        finite = _is_finite_on_all_ranks(optim_schedulers)
+        finite_on_ranks = finite_on_ranks and scheduler._finite_on_ranks
+        scheduler._finite_on_ranks = True
     if stepped:
         _update_scalers(optim_schedulers)
-    return finite, closed
-
-
-def _is_finite_on_all_ranks(optim_schedulers: Sequence[OptimScheduler]) -> bool:
-    """Return whether the losses of a batch are finite, as all ranks know by now, and forget it."""
-    finite = [own.strategy.take_finite() for own in optim_schedulers if own.strategy is not None]
-    return all(finite)
+    return finite if only.strategy is None else finite_on_ranks, closed
 
 
 def _samples_of_batches(optim_schedulers: Sequence[OptimScheduler]) -> dict[OptimScheduler, int]:

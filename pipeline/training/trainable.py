@@ -489,7 +489,11 @@ class Trainable:
             should_step = last or any(scheduler.is_about_to_close() for scheduler in schedulers)
             brain.on_fit_batch_start(batch, should_step)
         if strategy is not None:
-            predictions, returned = self._outputs_of_ranks(strategy, batch, samples)
+            first = schedulers[0]
+            closes = last or first.window.batches + 1 >= first.accum_grad
+            predictions, returned = strategy.outputs(
+                batch, first.loss_name, samples, closes=closes, has_more=record.has_more
+            )
         elif self._train_autocast is not None:
             with self._train_autocast:
                 predictions = brain.compute_forward(batch, TRAIN)
@@ -525,12 +529,6 @@ class Trainable:
             record.predictions, record.losses = predictions, losses
         return loss
 
-    def _outputs_of_ranks(self, strategy: Strategy, batch: Any, samples: int) -> tuple[Any, Any]:
-        """Return the predictions and the losses of this rank's part of a batch."""
-        record, first = self.record, self.schedulers[0]
-        closes = record.last or first.window.batches + 1 >= first.accum_grad
-        return strategy.outputs(batch, first.loss_name, samples, closes=closes, has_more=record.has_more)
-
     def _fit_without_samples(self, *, last: bool) -> Tensor:
         """Take a batch that has no samples into the open windows. Nothing is computed for it.
 
@@ -539,7 +537,8 @@ class Trainable:
         """
         losses: Losses = {}
         if self.strategy is not None:
-            _, losses = self._outputs_of_ranks(self.strategy, None, 0)
+            name, closes = self.schedulers[0].loss_name, last or self.schedulers[0].is_about_to_close()
+            _, losses = self.strategy.outputs(None, name, 0, closes=closes, has_more=self.record.has_more)
         step = self._step_as_overridden if self._steps_as_overridden else backward_and_step
         finite, updated = step(losses, self.schedulers, self.counters["epoch"], 0, last=last)
         self.counters["update"] += updated
