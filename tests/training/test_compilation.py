@@ -102,6 +102,7 @@ def test_compiled_modules_keep_their_names_and_train_to_the_same_weights(make_ta
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_run_compiles_what_its_config_says(config: Config, run: Run) -> None:
     chosen = config(compile=True, compile_using_dynamic_shape_tracing=None)
     context, plain = run(chosen), run(config())
