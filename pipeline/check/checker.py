@@ -99,7 +99,7 @@ def inspect(
         if runner.node and not resumes and (message := missing_checkpoint(runner.node)):
             runner.fault_at("init_model_path", message)
     if not is_open:
-        inspection.faults += faults_of_hooks(plugins, list(flows.values()))
+        inspection.faults.extend(faults_of_hooks(plugins, list(flows.values())))
     for name, further_check in offered("checks").items():
         with error_context(f"check {name} of the entry-point group pipeline.checks"):
             further_check(inspection)
@@ -130,10 +130,10 @@ def _asks_for_several(runner: Setting) -> bool:
 def _check_plugins(inspection: Inspection, *, several: bool) -> list[tuple[Plugin, Flow | None]]:
     """What each plugin may do with the context; None: unknown."""
     plugins, faults = configured_plugins(inspection.tree, inspection.workspace)
-    inspection.faults += faults
+    inspection.faults.extend(faults)
     flows: list[tuple[Plugin, Flow | None]] = []
     for plugin in plugins:
-        inspection.faults += plugin_faults(plugin, several=several)
+        inspection.faults.extend(plugin_faults(plugin, several=several))
         if isinstance(plugin.target, class_path.ClassPath):
             inspection.remember(plugin.target)
         definition = definition_of(plugin)

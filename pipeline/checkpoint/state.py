@@ -199,6 +199,10 @@ class EntryState(StateModel):
         """Note that the validation after the pass is done."""
         self.validated = True
 
+    def finish(self) -> None:
+        """Note that what was called is over."""
+        self.over = True
+
 
 class EpochStart(StateModel):
     """The counters when an epoch began."""

@@ -181,7 +181,7 @@ class TrainLoop(PassLoop):
             self.journal.arrive_after_last_call()
             for name in names:
                 call.numbers[name] = self._validate(name, asked=True)
-            call.over = True
+            call.finish()
             self.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
 
@@ -686,7 +686,7 @@ class TrainLoop(PassLoop):
         self.journal.end_epoch()
         if interrupted:
             # From here on a run that is resumed begins no other epoch of these.
-            interrupted.over = True
+            interrupted.finish()
         self.hooks.after_epoch(context=self.context)
         self.checkpoints.notify_saved()
         if self.schedule.exporting.fires_after(epoch + 1):

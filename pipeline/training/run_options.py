@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 import torch
 import yaml
@@ -183,7 +183,7 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Calla
         module, whole = modules[name], options.compile_using_fullgraph
         if module._compiled_call_impl is None:
             dynamic = options.compile_using_dynamic_shape_tracing
-            compiled = torch.compile(_eager(module), mode=options.compile_mode, fullgraph=whole, dynamic=dynamic)
+            compiled = torch.compile(_traceable(module), mode=options.compile_mode, fullgraph=whole, dynamic=dynamic)
             module._compiled_call_impl = partial(_call, computes, module._call_impl, compiled)
     for name in options.modules_to("jit", modules):
         if not isinstance(modules[name], torch.jit.ScriptModule):
@@ -193,19 +193,21 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Calla
 _Call: TypeAlias = Callable[..., Any]
 
 
-def _eager(module: nn.Module) -> _Call:
-    """Return a function that calls a module as it is, to be compiled.
+def _traceable(module: nn.Module) -> _Call:
+    """Return a function that calls a module as it is, for torch to compile.
 
-    torch's own ``module.compile()`` compiles nothing of a module whose class is torch's, such as ``nn.Sequential``, since
-    torch traces no function of its own unless another one calls it.
+    torch traces no function of its own, such as the ``forward`` of ``nn.Sequential``, unless another function calls it.
+    Every such module gets a function around it. Torch counts how often it has compiled one function, and all these
+    functions count as one, so any other module is compiled by its own ``forward``.
     """
-    # torch has no types for it.
-    untyped: Any = module
+    call = cast("Any", module)._call_impl
+    if str(getattr(type(module).forward, "__module__", None)).partition(".")[0] != "torch":
+        return cast("_Call", call)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return untyped._call_impl(*args, **kwargs)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
 
-    return call
+    return traced
 
 
 def _call(computes: Callable[[], bool], eager: _Call, compiled: _Call, /, *args: Any, **kwargs: Any) -> Any:

@@ -170,8 +170,6 @@ class TrainPass:
         metrics: what judges the predictions of its batches, by name.
         number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
         repeat: whether it begins again at the end of the data.
-        metrics: what judges the predictions of its batches, by name.
-        number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
 
     Attributes:
         count: how many batches end it, over all rounds; None: the data does.

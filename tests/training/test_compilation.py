@@ -130,6 +130,20 @@ def test_a_module_of_torchs_own_class_is_compiled_too(make_table: Any, graphs: l
     assert close(brain.modules, fitted(make_table(10)).modules)
 
 
+def test_more_modules_than_torch_recompiles_one_function_are_all_compiled(graphs: list[tuple[int, ...]]) -> None:
+    count = torch._dynamo.config.recompile_limit + 1
+    modules = nn.ModuleDict()
+    for number in range(count):
+        names: dict[str, Any] = {"nn": nn}
+        # Each class has a forward of its own.
+        exec("class Layer(nn.Linear):\n    def forward(self, input):\n        return super().forward(input)\n", names)
+        modules[str(number)] = names["Layer"](1, 1)
+    compile_modules(modules, RunOptions(compile=True), lambda: True)
+    for module in modules.values():
+        module(torch.ones(1, 1))
+    assert len(graphs) == count
+
+
 class Samples:
     """A plugin that generates in the middle of training."""
 
