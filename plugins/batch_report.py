@@ -88,7 +88,7 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
         if isinstance(owner, TrainPass):
             return _of_pass(owner)
         if isinstance(owner, ExperimentBase) and frame.f_code.co_name == "train_batch" and owner._batch is not None:
-            return Batch(owner._batch, owner._batches.count, "training", "")
+            return Batch(owner._batch, owner._cursor.taken, "training", "")
     work = getattr(context.loop, "work", None)
     return _of_pass(work[-1]) if work else None
 

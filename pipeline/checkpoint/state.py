@@ -112,13 +112,34 @@ class MeterState(StateModel):
     recent_count: Amount = Field(alias="_recent_count")
 
 
+class CursorState(StateModel):
+    """The place in one epoch of a loader, as ``DataCursor`` has it.
+
+    Attributes:
+        epoch: the number of the epoch, from 0; -1 before the first.
+        taken: how many batches were taken.
+        stand_ins: how many of them were stand-ins for batches that only other ranks had.
+        place: what the loader says of its place; None if it says nothing.
+        begun: the states of the random generators before the first batch; None if the loader says its place itself.
+        ahead: their states before the batch that was read ahead; None if there is none.
+        is_own: whether user code has made the iterator of the epoch.
+    """
+
+    epoch: int
+    taken: int
+    stand_ins: int
+    place: OwnState | None
+    begun: OwnState | None
+    ahead: OwnState | None
+    is_own: bool
+
+
 class PassState(StateModel):
     """Where a pass of training is.
 
     Attributes:
         step: the ``step`` of the Brain.
-        taken: how many batches are done.
-        data: the position in the data; None where ``taken`` says it all.
+        cursor: the place in the data.
         began: the iteration before the pass.
         train_loss: the training loss so far.
         logged: what was logged so far, by name.
@@ -129,8 +150,7 @@ class PassState(StateModel):
     """
 
     step: int
-    taken: int
-    data: OwnState | None
+    cursor: CursorState
     began: int
     train_loss: MeterState
     logged: dict[str, MeterState]
@@ -138,10 +158,6 @@ class PassState(StateModel):
     metrics: Mapping[str, OwnState | list[OwnState]] = {}
     average: float | None = None
     nonfinite: int = 0
-
-    def continue_in_order(self, order: Mapping[str, Any]) -> None:
-        """Set the position in data of which only the order is known, as earlier versions saved it."""
-        self.data = {"taken": self.taken, "order": order}
 
 
 class BestState(StateModel):
@@ -268,7 +284,9 @@ class LoopState1(StateModel):
             for number, phase in enumerate(phases[: index + self.trained])
         ]
         if self.running:
-            inner.append(EntryState.new("pass", phases[index], epoch, done=self.running.taken, state=self.running))
+            inner.append(
+                EntryState.new("pass", phases[index], epoch, done=self.running.cursor.taken, state=self.running)
+            )
         begun = {entry.phase for entry in inner}
         return LoopState(
             outer=[EntryState.new("epochs", "", epoch)],
@@ -363,7 +381,7 @@ class ExperimentState(StateModel):
     """Where an experiment is.
 
     Attributes:
-        data: the position in the data; None where the counters say it all.
+        data: the place in the data.
         in_epoch: whether an epoch has begun and is not over.
         validated: the last iteration that was validated; -1 before the first.
         numbers: what it has reported.
@@ -374,7 +392,7 @@ class ExperimentState(StateModel):
         best: what ``keep_best`` has kept; None without it.
     """
 
-    data: OwnState | None
+    data: CursorState
     in_epoch: bool
     validated: int
     numbers: ReportedState

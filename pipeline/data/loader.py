@@ -6,6 +6,7 @@ import copy
 import inspect
 import multiprocessing
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from hashlib import blake2b
 from itertools import chain, compress, islice, repeat
@@ -409,6 +410,11 @@ class SeededLoader(DataLoader[Any]):
                 end_workers(copied)
         self._fetching = None
 
+    def forget_worker_seed(self) -> None:
+        """Have persistent workers that start later draw a seed."""
+        if self._fetching is None:
+            self._worker_seed = None
+
     def _warn_of_changes(self, copies: WorkerCopies) -> None:
         """Warn of what was changed in the dataset and does not reach the workers."""
         changes = copies.changes()
@@ -620,7 +626,7 @@ def sample_indices(loader: Any) -> Iterator[Sequence[int]] | None:
     Returns:
         None for streams, for loaders without batches, and for loaders that have no such order.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return None
     if isinstance(loader.dataset, IterableDataset):
@@ -664,7 +670,7 @@ class _DrawnSeed(torch.Generator):
 
 def keeps_workers(loader: Any) -> bool:
     """Whether the workers of a loader stay from one epoch to the next."""
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     # Iterating over a pipe draws further numbers from the same generator.
     is_pipe = isinstance(getattr(loader, "dataset", None), IterDataPipe | MapDataPipe)
     return isinstance(loader, DataLoader) and loader.persistent_workers and not is_pipe
@@ -679,7 +685,7 @@ def end_workers(loader: Any) -> None:
     Args:
         loader: any object. Nothing happens unless it is a DataLoader with ``persistent_workers``.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     if isinstance(loader, SeededLoader):
         loader.end_workers()
     if not isinstance(loader, DataLoader) or not loader.persistent_workers:
@@ -704,7 +710,7 @@ class WorkerSeed:
     """
 
     def __init__(self, loader: Any) -> None:
-        self.loader: Any = _whole(loader)
+        self.loader: Any = whole_loader(loader)
 
     def get_state(self) -> int | None:
         """Return the seed; None if the workers have not started."""
@@ -721,8 +727,11 @@ class WorkerSeed:
         return started if drawn_before is None else drawn_before
 
     def set_state(self, seed: int | None) -> None:
-        """Have workers that start later do so without drawing a seed; None changes nothing."""
-        if seed is None or self.get_state() is not None:
+        """Have workers that start later do so without drawing a seed; None has them draw one."""
+        if seed is None:
+            self._forget()
+            return
+        if self.get_state() is not None:
             return
         if isinstance(self.loader, SeededLoader):
             self.loader._worker_seed = seed
@@ -731,6 +740,13 @@ class WorkerSeed:
             drawn.manual_seed(seed)
             drawn.replaced = self.loader.generator
             self.loader.generator = drawn
+
+    def _forget(self) -> None:
+        """Forget a seed for workers that have not started yet."""
+        if isinstance(self.loader, SeededLoader):
+            self.loader.forget_worker_seed()
+        elif isinstance(self.loader.generator, _DrawnSeed) and self.loader._iterator is None:
+            self.loader.generator = self.loader.generator.replaced
 
 
 def _samplers(loader: Any) -> Iterable[Any]:
@@ -755,7 +771,7 @@ def random_sampler_of(loader: Any) -> str:
         ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader not of ours with
         ``state_dict`` and ``load_state_dict``. An order that is neither counts as drawn.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or has_own_state(loader):
         return ""
     order = order_of(loader)
@@ -771,11 +787,12 @@ def _seeds_order(loader: Any) -> bool:
 
 def has_own_state(loader: Any) -> bool:
     """Whether a loader that is not of ours has ``state_dict`` and ``load_state_dict``."""
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     return has_state(loader) and not isinstance(loader, SeededLoader)
 
 
-def _whole(loader: Any) -> Any:
+def whole_loader(loader: Any) -> Any:
+    """Return the loader of which another gives a part; any other loader itself."""
     while isinstance(loader, _PartOfLoader):
         loader = loader.loader
     return loader
@@ -808,7 +825,7 @@ def has_exact_length(loader: Any) -> bool:
     The length of a stream, and of a loader, sampler or batch sampler of the user's, is what its ``__len__``
     claims. Those with a true attribute ``has_exact_length`` are certain.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     if isinstance(loader, list | tuple) or getattr(loader, "has_exact_length", False):
         return True
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -888,26 +905,25 @@ def batches_done(remaining: Any, done: int) -> int:
         remaining: what ``remaining_batches`` has returned.
         done: how many batches were done, as they were then.
     """
-    loader = _whole(remaining)
+    loader = whole_loader(remaining)
     start = loader._start if isinstance(loader, SeededLoader) and not loader.streams else None
     return start["taken"] if start else done
 
 
-def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None, *, again: bool = False) -> Any:
+def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
     """The batches of a pass after the first ``done``; ``position_of`` gives the position in them.
 
     Args:
-        loader: of the pass.
+        loader: of the pass. If it draws its order, the random generators have to be as they were when the pass began.
         done: how many batches of it are done.
         position: what ``position_of`` returned then; without it the batches of a stream are read again.
-        again: whether the random generators are as they were when the pass began.
 
     Raises:
         DataError: the position is one in other data.
     """
     refuse_unshared(loader, "the training data")
     if isinstance(loader, LimitedLoader):
-        remaining = remaining_batches(loader.loader, done, position, again=again)
+        remaining = remaining_batches(loader.loader, done, position)
         return LimitedLoader(remaining, max(0, loader.count - batches_done(remaining, done)))
     if isinstance(loader, SeededLoader):
         # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
@@ -918,7 +934,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
     if done and position and has_own_state(loader):
         loader.load_state_dict(position["loader"])
         return loader
-    return FastForward(loader, done, again=again) if done else loader
+    return FastForward(loader, done) if done else loader
 
 
 def without_state(loader: Any) -> Any:
@@ -936,38 +952,44 @@ def position_of(loader: Any, done: int) -> dict[str, Any] | None:
         loader: what ``remaining_batches`` returned for it.
         done: how many batches of the pass are done: all that it has given, or all but the last.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     if isinstance(loader, SeededLoader):
         return loader.state_after(done)
     return {"loader": state_of(loader, "the training data")} if has_state(loader) else None
 
 
 class FastForward(_PartOfLoader):
-    """Reads and skips the first batches of a loader, and returns the others; for ``again`` see ``remaining_batches``."""
-
-    def __init__(self, loader: Any, count: int, *, again: bool = False) -> None:
-        super().__init__(loader, count)
-        self.again = again
+    """Reads and skips the first batches of a loader, and returns the others."""
 
     def __iter__(self) -> Iterator[Any]:
-        if not self.again and (sampler := random_sampler_of(self.loader)):
-            other = f"its {sampler} draws another order than the one that was left"
-            logger.warning(f"{type(self.loader).__name__}: {other}; make it with make_loader to go on exactly")
-        what = f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
-        if isinstance(self.loader, SeededLoader) and not self.loader.resume:
-            what += "; state_dict and load_state_dict in its dataset would spare that, and resume: reread this warning"
-        logger.log("INFO" if self.again or getattr(self.loader, "resume", None) else "WARNING", what)
+        self._announce()
+        started = time.perf_counter()
         batches: Iterator[Any] = iter(self.loader)
         interruptible = SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches
         count = 0
         for _ in islice(interruptible, self.count):
             count += 1
-            # Nothing has to be saved: the run goes on from a checkpoint.
+            # Nothing has to be saved: the run can be resumed from the same checkpoint again.
             SHUTDOWN.raise_if_requested()
         if count < self.count:
             what = f"the epoch has {count} batches, and {self.count} of them were trained on before"
-            raise DataError(f"{what}; go on with the data and batch size of the run that is resumed")
+            raise DataError(f"{what}; resume with the data and batch size of the earlier run")
+        logger.info(f"read {count} batches again in {time.perf_counter() - started:.1f} s")
         return batches
+
+    def _announce(self) -> None:
+        """Log that batches are read again, and what would spare it."""
+        loader = self.loader
+        what = f"reading {self.count} batches of the epoch again, to continue after them"
+        if not isinstance(loader, SeededLoader):
+            remedy = "" if isinstance(loader, Iterator) else "; a loader made with make_loader would spare that"
+            logger.info(f"{what}{remedy}")
+        elif loader.resume or not loader.streams:
+            logger.info(what)
+        else:
+            why = "a stream has no index"
+            remedy = "state_dict and load_state_dict in its dataset would spare that; `resume: reread` silences this"
+            logger.warning(f"{what}, since {why}; {remedy}")
 
 
 def refuse_unshared(loader: Any, where: str) -> None:
@@ -979,7 +1001,7 @@ def refuse_unshared(loader: Any, where: str) -> None:
     Raises:
         ConfigError: it is such a loader.
     """
-    ranks, loader = current_world().size, _whole(loader)
+    ranks, loader = current_world().size, whole_loader(loader)
     shared = [getattr(part, "num_replicas", None) for part in (loader, *_parts(loader))]
     if ranks > 1 and ranks not in ([loader.size] if isinstance(loader, SeededLoader) else shared):
         what = f"a {type(loader).__name__} that was not made for {ranks} ranks gives all the same batches"
@@ -1007,7 +1029,7 @@ def first_batches(loader: Any, count: int) -> list[Any]:
     Raises:
         DataError: it gives no batch, or can be iterated only once.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     states = get_states()
     own = generators_in(getattr(loader, "dataset", loader))
     own_states = states_of(own)
@@ -1036,7 +1058,7 @@ def dataset_digest(loader: Any) -> str:
         ``""`` where there is nothing to compare: for streams, loaders without a seed and loaders not of ours, and where a
         sample is not the same when it is asked for twice, or has other things in it than tensors and plain values.
     """
-    loader = _whole(loader)
+    loader = whole_loader(loader)
     if not isinstance(loader, SeededLoader) or loader.streams or loader.seed is None:
         return ""
     states, count, batched = get_states(), length(loader.dataset), loader.batch_sampler is not None

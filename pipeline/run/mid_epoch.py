@@ -73,8 +73,3 @@ class MidEpoch:
         now, key = self.settings.overfit_batches, f"runner.{self.settings.name}.overfit_batches"
         if changes := changed_order(self._loaded.overfit_batches, now, key):
             raise CheckpointError(f"{checkpoint.path}: {changes}")
-        for entry in passes:
-            order = self._loaded.dataset.get(self.datasets.get(entry.phase, ""))
-            if entry.state and entry.state.data is None and order and not now:
-                # Earlier versions had it here alone, and no position of map-style data.
-                entry.state.continue_in_order(order)

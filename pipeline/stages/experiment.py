@@ -10,8 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import islice
-from operator import length_hint
 from pathlib import Path
 from typing import Any, Self, cast
 from warnings import catch_warnings
@@ -21,8 +19,6 @@ from loguru import logger
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pipeline.checkpoint import layout, parts, reader, restore
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
@@ -35,23 +31,15 @@ from pipeline.checkpoint.random_state import (
     states_of,
 )
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.checkpoint.state import gradients_of
+from pipeline.checkpoint.state import CursorState, gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import has_effect, ignored_by_experiment, parse_intervals, time_is_over
 from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
-from pipeline.data.batch import EmptySlice, count_samples, to_device
+from pipeline.data.batch import EmptySlice, count_samples
+from pipeline.data.cursor import DataCursor
 from pipeline.data.generators import own_generators
-from pipeline.data.loader import (
-    FastForward,
-    SeededLoader,
-    end_workers,
-    has_exact_length,
-    length,
-    position_of,
-    remaining_batches,
-    set_epoch,
-)
+from pipeline.data.loader import SeededLoader, end_workers, length, set_epoch
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
@@ -83,125 +71,6 @@ from pipeline.user_code.plugin_calls import hook_or_none
 
 # Key of ``config.training`` -> what it says how often.
 INTERVALS = {"valid_interval": "validating", "save_interval": "saving"}
-
-
-class Batches:
-    """The batches of one epoch of a loader.
-
-    Args:
-        loader: gives them; nothing is read before it has to be.
-        epoch: which epoch, from 1. 0 stands for the time before the first.
-        count: how many of them were taken before; they are left out.
-        begun: of an iterator that the user's own ``new_epoch`` has made, the random generators as they were before.
-        generators: those of the user's own, from which the loader or an iterator may draw.
-
-    Attributes:
-        count: how many were taken so far.
-        own: whether the user's own ``new_epoch`` has made the iterator.
-    """
-
-    def __init__(
-        self, loader: Iterable[Any], epoch: int, count: int = 0, begun: Any = None, generators: Any = None
-    ) -> None:
-        self.loader, self.epoch, self.count, self._generators = loader, epoch, count, generators
-        if begun is None and epoch:
-            # The length may depend on the epoch.
-            set_epoch(loader, epoch - 1)
-        self.length: int | None = None
-        # What a sampler of the user's claims. It is read one batch ahead, as a stream is.
-        self._claimed: int | None = None
-        if isinstance(loader, DataLoader | list | tuple):
-            if has_exact_length(loader):
-                self.length = length(loader)
-            elif not isinstance(getattr(loader, "dataset", None), IterableDataset):
-                self._claimed = length(loader)
-        self.own, self._begun = begun is not None, begun
-        if isinstance(loader, _BaseDataLoaderIter):
-            # Those that the user has taken are none of the epoch. Of other iterators it is a hint, which may be wrong.
-            self.length = (length_hint(loader) - loader._num_yielded) or None
-        if any(name.startswith("train_loader.generator") for name in generators or ()):
-            # Which a sampler of torch's draws from once more where it ends.
-            self.length = None
-        self._rest: Iterator[Any] | None = None
-        self._reading: Any = None
-        self._place: Mapping[str, Any] | None = None
-        self._ahead: list[Any] = []
-        # Where other ranks have more batches than this one, it goes on with stand-ins for the last.
-        self._last: list[Any] = []
-        self._stand_ins = 0
-
-    def open(self, place: Mapping[str, Any] | None = None) -> None:
-        """Begin to read; ``place`` is the position in the data to continue from, if it is known."""
-        self._place, self._stand_ins = place, self.count - (place or {}).get("taken", self.count)
-        # What draws from the generators draws again what it drew, in the same order.
-        if place and "begun" in place and not self.own:
-            self._begun = place["begun"]
-            restore_random_state(self._begun, self._generators)
-        if self.count and (self._begun or not self.over()):
-            self._iterator()
-        if place and place.get("ahead"):
-            restore_random_state(place["ahead"], self._generators)
-            self.over()
-
-    def position(self) -> Mapping[str, Any] | None:
-        """The position in the data; None before the first batch.
-
-        Of a loader without a state it is how the random generators were before the first batch, and before one that was
-        read ahead.
-        """
-        if self._reading is None or self._ahead:
-            return self._place
-        place = None if self.own else position_of(self._reading, self.count - self._stand_ins)
-        return place or {"own": self.own, "begun": self._begun, "ahead": None}
-
-    def over(self) -> bool:
-        """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
-        if self.length is not None:
-            return self.count >= self.length
-        if not self._ahead:
-            begins, batches = self._rest is None, self._iterator()
-            # A loader's own state will be that after the batch that is read ahead.
-            self._place = self.position()
-            if self._place and "ahead" in self._place:
-                self._place = {**self._place, "ahead": random_state(self._generators)}
-            self._ahead = list(islice(batches, 1))
-            if not self._ahead and self.count < (self._claimed or 0):
-                raise self._too_short(self._claimed)
-            if (world := current_world()).size > 1:
-                of_ranks = world.all_gather((bool(self._ahead), self._ahead if begins else []))
-                self._last = self._ahead or self._last or next((batch for _, batch in of_ranks if batch), [])
-                if not self._ahead and any(has_one for has_one, _ in of_ranks):
-                    self._ahead, self._stand_ins = [EmptySlice(self._last[0])], self._stand_ins + 1
-        return not self._ahead
-
-    def take(self) -> Any:
-        """The next batch; there has to be one.
-
-        Raises:
-            DataError: the loader ends before its length says so.
-        """
-        for batch in self._ahead or islice(self._iterator(), 1):
-            self._ahead = []
-            self.count += 1
-            return batch
-        raise self._too_short(self.length)
-
-    def _too_short(self, claimed: int | None) -> DataError:
-        what = f"gave {self.count} batches in epoch {self.epoch}, and its length is {claimed}"
-        return DataError(f"train_loader: {what}; correct its __len__, or that of its batch_sampler")
-
-    def _iterator(self) -> Iterator[Any]:
-        if self._rest is None:
-            done, again = self.count - self._stand_ins, bool(self._begun)
-            self._begun = self._begun or random_state(self._generators)
-            place = None if again else self._place
-            if self.own:
-                # How ranks share what it gives is the user's affair.
-                self._reading = FastForward(self.loader, done, again=True) if done else self.loader
-            else:
-                self._reading = remaining_batches(self.loader, done, place, again=again)
-            self._rest = iter(self._reading)
-        return self._rest
 
 
 class ExperimentBase(RunnerBase):
@@ -266,7 +135,8 @@ class ExperimentBase(RunnerBase):
         self.context = Context.for_training(values, TrainingGradients)
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
-        self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
+        self._cursor = self._no_data()
+        self._schedule = Schedule(self.train_state)
         # An iterator that is assigned while it is set up begins no epoch.
         self._in_epoch, self._interrupted, self._loaded = True, False, False
         self._ended, self._validated = 0, -1
@@ -346,7 +216,8 @@ class ExperimentBase(RunnerBase):
         on_error = "error" if self.alone else self.context["runner"].on_save_error
         self._best = None if self.alone else self._new_best()
         self._checkpoints = Checkpoints(self._store, self.context, self._best, on_error)
-        self._batches, self._in_epoch = Batches((), 0), False
+        self._cursor = self._no_data()
+        self._in_epoch = False
         self.iteration = self.epoch = 0
 
     def _new_best(self) -> BestTracker | None:
@@ -572,9 +443,9 @@ class ExperimentBase(RunnerBase):
             self._end_epoch()
             self.save()
             return
-        batches = self._batches
-        of = "" if batches.length is None else f" of {batches.length}"
-        logger.info(f"stopped in epoch {batches.epoch - 1} after {batches.count}{of} batches")
+        cursor = self._cursor
+        of = "" if cursor.length is None else f" of {cursor.length}"
+        logger.info(f"stopped in epoch {cursor.epoch} after {cursor.taken}{of} batches")
         if self._is_limited():
             self.save()
             self._place_saved = True
@@ -592,13 +463,13 @@ class ExperimentBase(RunnerBase):
         Raises:
             DataError: there is none.
         """
-        if self._batches.over():
-            if self._batches.count or not self._in_epoch:
+        if self._cursor.over():
+            if self._cursor.taken or not self._in_epoch:
                 self.new_epoch()
-            if self._batches.over():
+            if self._cursor.over():
                 nothing = f"train_loader: gave no batch in epoch {self.epoch}"
                 raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
-        batch = self._batches.take()
+        batch = self._cursor.take()
         stands_in = type(batch) is EmptySlice
         batch = batch.batch if stands_in else batch
         number = self._record.number
@@ -607,7 +478,7 @@ class ExperimentBase(RunnerBase):
         self.train_state["samples"] += samples
         if self._average:
             self._numbers.weigh(samples)
-        self._batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
+        self._batch = batch
         if self._before_batch:
             self._before_batch(context=self.context, phase=PHASE, batch=self._batch)
         for scheduler in self._schedulers:
@@ -621,41 +492,58 @@ class ExperimentBase(RunnerBase):
         self.iterator = self.train_loader
 
     def _call_new_epoch(self, new_epoch: Callable[[], None]) -> None:
-        if not self._in_epoch and self._batches.count and not self._batches.over():
+        if not self._in_epoch and self._cursor.taken and not self._cursor.over():
             # As a ``train`` of one's own begins: of a resumed run, the epoch that goes on had begun.
             self._begin_epoch(again=self._interrupted)
             return
         # From which a resumed run can begin the epoch again.
         self._begun = random_state(self._generators())
         set_epoch(self.train_loader, self.epoch)
-        before = self._batches
+        before = self._cursor
         new_epoch()
-        if self._batches is before:
+        if self._cursor is before:
             what = f"{type(self).__name__}.new_epoch: did not assign self.iterator, so that there is no batch to read"
             raise StageError(f"{what}; write self.iterator = iter(self.train_loader)")
 
     @property
     def iterator(self) -> Any:
         """The batches that are left of this epoch; None before the first."""
-        return self._left(self._batches) if self._batches.epoch else None
+        return self._left(self._cursor) if self._cursor.epoch >= 0 else None
 
     @iterator.setter
     def iterator(self, batches: Iterable[Any]) -> None:
         # Another iterator around the one of an epoch that has just begun is of the same epoch.
-        begins = not self._in_epoch or bool(self._batches.count)
+        begins = not self._in_epoch or bool(self._cursor.taken)
         if self._in_epoch and begins:
-            self._ended = self._batches.epoch
+            self._ended = self._cursor.epoch + 1
             self._end_epoch()
         if begins and not self._interrupted:
             self._numbers.begin_epoch()
         begun = None if batches is self.train_loader else self._begun
-        self._batches = Batches(batches, self._batches.epoch + begins, begun=begun, generators=self._generators())
+        self._cursor = self._new_cursor(batches, self._cursor.epoch + begins, begun=begun)
         if begins:
             self._begin_epoch(again=self._interrupted)
 
-    def _left(self, batches: Batches) -> Iterator[Any]:
-        while not batches.over():
-            yield ExperimentBase.read_batch(self) if batches is self._batches else batches.take()
+    def _left(self, cursor: DataCursor) -> Iterator[Any]:
+        while not cursor.over():
+            yield ExperimentBase.read_batch(self) if cursor is self._cursor else cursor.take()
+
+    def _new_cursor(self, batches: Iterable[Any], epoch: int, **more: Any) -> DataCursor:
+        """Return a cursor for an epoch.
+
+        Args:
+            batches: the loader, or an iterator that the user's ``new_epoch`` has made.
+            epoch: its number, from 0.
+            more: ``taken`` or ``begun`` of the cursor.
+        """
+        generators = own_method(self, "_generators")
+        return DataCursor(
+            batches, epoch, generators, device=self.device, world=self._world, name="train_loader", **more
+        )
+
+    def _no_data(self) -> DataCursor:
+        """Return a cursor before the first epoch."""
+        return DataCursor((), -1, own_method(self, "_generators"))
 
     def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
@@ -677,7 +565,7 @@ class ExperimentBase(RunnerBase):
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         experiment = {
-            "data": self._batches.position(),
+            "data": self._cursor.state_dict(),
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
@@ -735,7 +623,8 @@ class ExperimentBase(RunnerBase):
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
         where, own = str(checkpoint.path), state.experiment
         self.set_state_dict(checkpoint.train_state)
-        if self._batches.count and own.data and own.data.get("own"):
+        is_in_epoch = bool(self._cursor.taken)
+        if is_in_epoch and own.data.is_own:
             self._begin_again(own.data)
         restore.restore_weights(checkpoint, self.context["model"])
         for name, module in self._modules().items():
@@ -762,8 +651,10 @@ class ExperimentBase(RunnerBase):
             self._newest = self._store.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(own.lines)
-        # The generators last: beginning to read draws a number, as it did before.
-        self._batches.open(own.data)
+        # The generators last: creating the iterator of a loader draws a number, as it did before.
+        if is_in_epoch:
+            self._cursor.load_state_dict(own.data.to_tree())
+            self._cursor.reopen()
         restore.restore_generators(state, where)
         with restore.loading(f"{where}: experiment.generators"):
             restore_states(self._generators(), own.generators)
@@ -771,26 +662,25 @@ class ExperimentBase(RunnerBase):
             what = f"{where}: has the state of the random generator {name}"
             logger.warning(f"{what}, and the experiment has none such")
 
-    def _begin_again(self, place: Mapping[str, Any]) -> None:
-        """Have one's own ``new_epoch`` begin the epoch that was left once more; before anything that it changes is restored."""
-        batches, self._in_epoch = self._batches, True
-        self._batches = Batches((), batches.epoch)
-        restore_random_state(place["begun"], self._generators())
+    def _begin_again(self, place: CursorState) -> None:
+        """Have the user's ``new_epoch`` start the interrupted epoch again, before anything that it changes is restored."""
+        self._in_epoch = True
+        self._cursor = self._new_cursor((), self._cursor.epoch)
+        restore_random_state(place.begun or {}, self._generators())
         self.epoch -= 1
         # It has warned when it was called first, and a schedule that it steps may warn that no optimizer has.
         with catch_warnings(action="ignore"):
             self.new_epoch()
-        self._batches.count, self._in_epoch = batches.count, False
-        self._batches.open(place)
+        self._in_epoch = False
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
-        batches = self._batches.count
-        over = batches and self._batches.over()
+        batches = self._cursor.taken
+        over = batches and self._cursor.over()
         unfinished = not over and (batches or self._in_epoch)
         return {
             "iteration": self.iteration,
-            "epoch": self._batches.epoch - bool(unfinished),
+            "epoch": self._cursor.epoch + 1 - bool(unfinished),
             "batches": 0 if over else batches,
         }
 
@@ -801,7 +691,7 @@ class ExperimentBase(RunnerBase):
         self.train_state.pop("batches", None)
         self.iteration, self.epoch = state_dict["iteration"], state_dict["epoch"] + bool(batches)
         loader = self.train_loader if batches else ()
-        self._batches = Batches(loader, self.epoch, batches, generators=self._generators())
+        self._cursor = self._new_cursor(loader, self.epoch - 1, taken=batches)
         self._in_epoch = False
 
     def _begin(self) -> None:
@@ -816,12 +706,12 @@ class ExperimentBase(RunnerBase):
         if self._in_epoch:
             return
         if self._store.resumed:
-            unread = self._interrupted and not self._batches.count
+            unread = self._interrupted and not self._cursor.taken
             self.context["current_epoch"] = max(0, self.epoch - (not unread))
             self.context["hooks"].on_resume(context=self.context)
         if self._is_over() and not self._interrupted:
             return
-        if self._batches.over():
+        if self._cursor.over():
             self.new_epoch()
         else:
             self._begin_epoch(again=self._interrupted)
@@ -851,9 +741,9 @@ class ExperimentBase(RunnerBase):
             for scheduler in self._schedulers:
                 scheduler.note_cleared()
             self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
-        over = self._batches.count and self._batches.over()
+        over = self._cursor.taken and self._cursor.over()
         if over:
-            self._ended = self._batches.epoch
+            self._ended = self._cursor.epoch + 1
             self._report_length()
         if self.alone and self._in_config() != self._planned:
             self._plan()
@@ -886,7 +776,7 @@ class ExperimentBase(RunnerBase):
     def _report_length(self) -> None:
         """Warn once if an epoch has other batches than ``epochs`` was planned with."""
         announced = self._announced
-        count = self._batches.count
+        count = self._cursor.taken
         if announced is None or count == announced:
             return
         self._announced = None
@@ -969,7 +859,7 @@ class ExperimentBase(RunnerBase):
 
     def _is_cut_short(self) -> bool:
         """Whether training is over in the middle of an epoch."""
-        return self._is_over() and self._in_epoch and bool(self._batches.count) and not self._batches.over()
+        return self._is_over() and self._in_epoch and bool(self._cursor.taken) and not self._cursor.over()
 
     def _is_limited(self) -> bool:
         """Whether a limit has ended the training, which may be raised, and not ``context.stop``."""
@@ -990,7 +880,7 @@ class ExperimentBase(RunnerBase):
     def _refuse_epochs_without_end(self) -> None:
         """Raise if intervals count epochs but ``read_batch`` is never called: then no epoch would end."""
         in_epochs = [name for name, done in INTERVALS.items() if getattr(self._schedule, done).epochs]
-        if in_epochs and not self._batches.count:
+        if in_epochs and not self._cursor.taken:
             unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
             raise StageError(f"{unread}; call it, or give {' and '.join(in_epochs)} in iterations")
 
@@ -1004,7 +894,7 @@ class ExperimentBase(RunnerBase):
     def _begin_epoch(self, *, again: bool) -> None:
         """Begin an epoch; ``again``: a run that was resumed goes on with it."""
         self._in_epoch, self._interrupted = True, False
-        self.context["current_epoch"] = self._batches.epoch - 1
+        self.context["current_epoch"] = self._cursor.epoch
         if not again:
             hooks = self.context["hooks"]
             hooks.before_epoch(context=self.context)
@@ -1013,13 +903,13 @@ class ExperimentBase(RunnerBase):
 
     def _log_discarded_windows(self) -> None:
         """Log how many windows of the OptimSchedulers were discarded in this epoch."""
-        log_discarded_windows(PHASE, self._batches.epoch - 1, self._schedulers_by_name)
+        log_discarded_windows(PHASE, self._cursor.epoch, self._schedulers_by_name)
 
     def _end_epoch(self) -> None:
         """Call the plugins at the end of an epoch."""
         if self._in_epoch:
             self._in_epoch = False
-            self.train_state["epoch"] = self._batches.epoch
+            self.train_state["epoch"] = self._cursor.epoch + 1
             self._log_discarded_windows()
             self._numbers.end_epoch()
             self.context["hooks"].after_phase(context=self.context, phase=PHASE)

@@ -30,7 +30,7 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import evaluate
 from pipeline.training.optim_scheduler import log_discarded_windows
-from pipeline.training.phase import begin_on_ranks, warn_of_drawn_order
+from pipeline.training.phase import begin_on_ranks
 from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.trainable import Computation, Stage, trainable_of
 from pipeline.training.triggers import NEVER, Schedule
@@ -126,8 +126,6 @@ class Fit(PassLoop):
         self.running: EntryState | None = None
         self.cut_short = False
         self.saved_modes: ModesState | None = None
-        # Whether a save within an epoch was, which is told once.
-        self.put_off = False
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
         begin_on_ranks([brain.modules], None)
@@ -135,8 +133,6 @@ class Fit(PassLoop):
         own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
         self.schedule = Schedule(self.counters, saving=own, max_updates=options.optimizer_step_limit or NEVER)
         self.updater.set_state_dict({"iteration": self.counters["iteration"], "epoch": self.updater.state.epoch})
-        if own:
-            warn_of_drawn_order("fit: train_set", self.train, keep_best=False)
 
     def _profile(self) -> None:
         """Have the plugin ``profiler`` look at the first batches; it writes into the hyperparameter ``output_folder``."""
@@ -266,13 +262,9 @@ class Fit(PassLoop):
         over, saving = self._over(), self.schedule.saving.fires(self.counters) or is_asked
         if self.agreement:
             over, saving = self.agreement.look(self.counters["iteration"], over, saving)
-        if is_asked and training.order_is_drawn and not self.put_off:
-            self.put_off = True
-            what = "what a batch asks to be saved is saved when the epoch is over, since within it no order can be drawn again"
-            logger.warning(f"fit: train_set: {what}; make_loader makes one that can")
         if over:
             self._stop_in(training)
-        elif saving and not training.order_is_drawn:
+        elif saving:
             self.trainable.check_divergence()
             self.save(training.entry_state())
         self.look_ahead()
@@ -283,11 +275,6 @@ class Fit(PassLoop):
         if training.has_ended():
             return
         message = f"fit: stopped in epoch {training.number} after {training.describe_progress()}"
-        if training.order_is_drawn:
-            if self.checkpoints:
-                what = "a fit that continues leaves out the rest, because the order of the data cannot be drawn again"
-                logger.warning(f"{message}; {what}; make the loader with make_loader")
-            return
         # Before another batch is asked for, which may change what a checkpoint holds.
         self.trainable.check_divergence()
         self.save(training.entry_state())

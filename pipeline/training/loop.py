@@ -31,7 +31,6 @@ from pipeline.training.phase import (
     phase_errors,
     phase_of,
     plan_schedules,
-    warn_of_unresumable_orders,
 )
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.trainable import Stage
@@ -89,7 +88,6 @@ class TrainLoop(PassLoop):
         self._interrupted_epochs: EntryState | None = None
         # The iterations and updates when the epoch began.
         self._epoch_began = self._new_epoch_start()
-        self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._stage = stage
         self._verb_validate: Verb = stage.validate if stage.has_loop_methods else self.evaluate
@@ -248,8 +246,6 @@ class TrainLoop(PassLoop):
     def save_if(self, due: bool) -> None:
         """Save if it is due, after one of the best validations, or if the run is to end; then end it.
 
-        Where no run could go on from here, all of that is postponed to the end of the pass.
-
         Raises:
             StoppedError, KeyboardInterrupt: a signal has requested the end.
             ExitError: ``is_exit`` has.
@@ -265,14 +261,7 @@ class TrainLoop(PassLoop):
             return
         is_best = best is not None and best.deserves_checkpoint(self.counters["iteration"])
         due = due or is_best or CHECKPOINT in self.context.requests
-        if not (due or ending or self._save_postponed):
-            return
-        if not self.resumable:
-            if ending and not self._exit_announced:
-                logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
-                self._exit_announced = True
-            self._save_postponed |= due
-            self.context.clear_requests(CHECKPOINT)
+        if not (due or ending):
             return
         self._save()
         # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
@@ -341,7 +330,6 @@ class TrainLoop(PassLoop):
         if self.agreement:
             self.resources.enter_context(self.agreement.ruling())
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
-        warn_of_unresumable_orders(self.runner, schemas, context)
         # That of the last epoch, in case none is left.
         context["current_epoch"] = max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch))
         self.exporter.begin()
@@ -499,7 +487,7 @@ class TrainLoop(PassLoop):
         if training is None or self._leader is None or self.cut_short or training.has_ended():
             return
         progress = training.describe_progress()
-        if training.has_ended() is None and self.resumable:
+        if training.has_ended() is None:
             # Asking for the next batch may change what a checkpoint holds.
             if self._is_limited:
                 self._save()
@@ -517,10 +505,6 @@ class TrainLoop(PassLoop):
             return
         in_epoch = "" if self.journal.inner is None else f" in epoch {self.counters['epoch']}"
         message = f"stopped{in_epoch} {place}"
-        if self._is_limited and not self.resumable:
-            what = "a resumed run leaves out the rest, because the order of the data cannot be drawn again"
-            logger.warning(f"{message}; {what}; make its loader with pipeline.data.loader.make_loader")
-            return
         logger.info(message)
         self.cut_short = True
         if self._is_limited:
@@ -608,7 +592,7 @@ class TrainLoop(PassLoop):
         # A validation that a signal has interrupted is made again.
         if (due and self._last_leader) or self.validation.running:
             self._do_due(self._last_leader)
-        elif exit_requested(self.context) or self._save_postponed or self.context.requests:
+        elif exit_requested(self.context) or self.context.requests:
             self._validate_on_request()
             self.save_if(False)
 
@@ -757,7 +741,7 @@ class TrainLoop(PassLoop):
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
             restore_random_state(random, self._generators_in_validation())
-            if self.resumable and not self.place_saved:
+            if not self.place_saved:
                 self._save()
             self.checkpoints.finish()
             raise
@@ -790,11 +774,6 @@ class TrainLoop(PassLoop):
 
     # What is saved and resumed.
 
-    @property
-    def resumable(self) -> bool:
-        """Whether a run could go on from here; in a pass whose order was drawn by chance it could not."""
-        return not any(training.order_is_drawn for training in self._open)
-
     def _save(self) -> None:
         """Save a checkpoint, while training continues."""
         # First, since this checkpoint keeps which of the earlier ones are the best.
@@ -805,7 +784,6 @@ class TrainLoop(PassLoop):
             self._validate_on_request()
             self.hooks.before_checkpoint_saved(context=self.context)
         self.context.clear_requests(CHECKPOINT, *([] if self.validation.running else [VALIDATION]))
-        self._save_postponed = False
         validation, updates = ValidationState(**self.validation.state_dict()), self.schedule.asked_updates()
         own = {
             "passes": self.passes,

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from loguru import logger
 from torch import nn
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import ConfigView, Context, Phase, RunnerSettings
-from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
+from pipeline.data.loader import LimitedLoader, length, overfit_batches
 from pipeline.data.rng import mix, seed_generators
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import current_world
@@ -130,22 +129,6 @@ def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None, *
     limits = [own_limit or runner.limit_batches, runner.debug_batches if is_debug else None]
     most = min((limit for limit in limits if limit), default=0)
     return LimitedLoader(loader, most) if most else loader
-
-
-def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
-    """Warn of loaders that cannot be resumed in the middle of an epoch."""
-    for name in dict.fromkeys(phase.dataset_name or "" for phase in phases):
-        warn_of_drawn_order(f"dataset.{name}", pass_loader(name, runner, context), keep_best=bool(runner.keep_best))
-
-
-def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
-    """Warn if a loader cannot be resumed in the middle of an epoch."""
-    if sampler := random_sampler_of(loader):
-        drawn = f"{where}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
-        when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
-        best = ", so none is the best that was validated within one" if keep_best else ""
-        remedy = "make the loader with pipeline.data.loader.make_loader, a seed and a sampler that has set_epoch"
-        logger.warning(f"{drawn}: {when}{best}; {remedy}")
 
 
 def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:

@@ -15,21 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
-from pipeline.checkpoint.state import EntryState, PassState, mapping_of
+from pipeline.checkpoint.state import CursorState, EntryState, PassState, mapping_of
 from pipeline.context import Context
-from pipeline.data.batch import EmptySlice, on_device, to_device
+from pipeline.data.batch import EmptySlice
+from pipeline.data.cursor import DataCursor
 from pipeline.data.generators import generators_of_phases
-from pipeline.data.loader import (
-    LimitedLoader,
-    batches_done,
-    has_exact_length,
-    has_own_state,
-    length,
-    position_of,
-    random_sampler_of,
-    remaining_batches,
-    set_epoch,
-)
+from pipeline.data.loader import LimitedLoader, has_exact_length, has_own_state, length
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.strategy import Strategy, require_equal_weights
@@ -174,6 +165,7 @@ class TrainPass:
     Attributes:
         count: how many batches end it, over all rounds; None: the data does.
         done: how many batches are done, over all rounds.
+        cursor: the place in the data of this round.
         in_round: how many batches of this round were given out.
         batch: the active batch; None between two batches.
         numbers: ``loss`` and what was logged, means over samples; empty until it is over.
@@ -182,9 +174,7 @@ class TrainPass:
         in_batch: whether its batch is not counted yet.
         after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
         validated: whether its phase had the validation that is due after it.
-        order_is_drawn: whether its order is drawn by chance, so that no run could go on in its middle.
         stand_in: whether its batch stands in for one of which this rank has no sample; the plugins do not get it.
-        taken: how many batches of the round this rank's loader has given, where that may differ; None: as many as are done.
         state: that of a checkpoint, with which it goes on; None for one that begins.
     """
 
@@ -206,25 +196,23 @@ class TrainPass:
         self.after_batch = self._judge if metrics else loop.after_batch
         self.count: int | None = None
         self.number, self.repeat = number, repeat
-        self.done = self.in_round = 0
+        self.done = 0
+        self.in_round = 0
+        self.cursor = DataCursor((), -1, loop.generators)
         self.batch: Any = None
         self.numbers: dict[str, float] = {}
         self.open = self.over = self.dropped = self.in_batch = self.validated = False
-        self.order_is_drawn = self.stand_in = False
-        self.taken: int | None = None
+        self.stand_in = False
         self.state: PassState | None = None
         self.resources = ExitStack()
         # Whether ``run`` consumes the batches, and whether its update is something else than the Brain's own ``fit_batch``.
         self._is_run = self._is_custom = False
-        self._remaining: Any = None
         # The batches of this round that are not taken; how many it has, and how many at most, where that is certain.
         self._batches: Iterator[Any] = iter(())
         self._length: int | None = None
         self._limit: int | None = None
         # After how many batches of a round every window closes; 0: that is not known.
         self._planned = 0
-        # Whether this rank has another batch; None: all have as many.
-        self._has_more: bool | None = None
         self._count = PassCount(0)
         self._scheduled = False
         self._announced = 0
@@ -258,7 +246,7 @@ class TrainPass:
         counters, work, before = loop.counters, loop.work, loop.before_batch
         try:
             for batches in self._rounds():
-                schedulers, strategy = trainable.schedulers, trainable.strategy
+                schedulers, strategy, cursor = trainable.schedulers, trainable.strategy, self.cursor
                 for batch in batches:
                     self.in_round += 1
                     self.batch, self.in_batch, number = batch, True, record.number
@@ -269,7 +257,7 @@ class TrainPass:
                         counters["epoch"],
                         last=last,
                         stand_in=self.stand_in,
-                        has_more=self._has_more,
+                        has_more=cursor.has_more,
                     )
                     if self not in work:
                         work.append(self)
@@ -332,7 +320,8 @@ class TrainPass:
         """
         brain, trainable = self.brain, self.trainable
         self.open = True
-        self.in_round, self._planned, self._has_more = 0, batches, None
+        self.in_round = 0
+        self._planned = batches
         trainable.begin_pass(keeps_outputs=bool(self.metrics))
         strategy, record = trainable.strategy, trainable.record
         if strategy is not None and trainable.overrides("fit_batch"):
@@ -341,7 +330,7 @@ class TrainPass:
             metric.reset()
         if self.state:
             trainable.load_state_dict(self.state.to_tree())
-            self.in_round = self.state.taken
+            self.in_round = self.state.cursor.taken
             for name in self.metrics.keys() & self.state.metrics:
                 metric, state = self.metrics[name], self.state.metrics[name]
                 take = metric.merge if isinstance(state, list) else metric.load_state_dict
@@ -356,7 +345,7 @@ class TrainPass:
             brain.train_sampler.set_epoch(epoch)
 
     def read(self, loader: Any, *, interruptible: bool) -> Iterator[Any]:
-        """The batches that are left of a round over a loader, on their device; the first is in work at once.
+        """Return the batches that are left of a round over a loader, on their device; the first is active at once.
 
         Args:
             loader: its order is that of ``number``.
@@ -364,11 +353,10 @@ class TrainPass:
         """
         trainable, loop = self.trainable, self.loop
         random = random_state(loop.generators()) if self.state else None
-        self.order_is_drawn = bool(random_sampler_of(loader))
-        set_epoch(loader, self.number)
+        cursor = DataCursor(loader, self.number, loop.generators, device=trainable.device, name=f"phase.{self.phase}")
         self._announced = length(loader) or 0
         exact = has_exact_length(loader)
-        # Else the ranks would close their last windows after different batches.
+        # Otherwise the ranks would close their last windows after different batches.
         sure = current_world().size == 1 or (has_as_many_on_all(loader) and exact)
         # A window that a wrong length closes early would be another than without a length.
         count = self._announced if sure and exact and not self.repeat else 0
@@ -377,23 +365,23 @@ class TrainPass:
         self._planned = min(count, self.count or count)
         self._limit = loader.count if isinstance(loader, LimitedLoader) else None
         self._length = self._announced if sure and exact else None
-        position, strategy = self.state.data if self.state else None, trainable.strategy
-        self.taken = None if sure else (position or {}).get("taken", self.in_round)
-        done = self.in_round if self.taken is None else self.taken
-        self._remaining = remaining = remaining_batches(loader, done, position)
-        # Other ranks may have taken other batches.
-        self.in_round, self.state = batches_done(remaining, self.in_round), None
-        batches: Iterable[Any] = iter(on_device(remaining, trainable.device))
-        # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
-        workers, keeps_place = getattr(remaining, "num_workers", 0), has_own_state(remaining)
-        if interruptible and workers and not keeps_place and not random_sampler_of(remaining):
+        if self.state:
+            cursor.load_state_dict(self.state.cursor.to_tree())
+            self.state = None
+        self.cursor = cursor
+        batches = cursor.open()
+        self.in_round = cursor.taken
+        # An interrupted wait may lose a batch. A loader with a state of its own would not read it again after a resume.
+        workers = getattr(cursor.reading, "num_workers", 0)
+        if interruptible and workers and not has_own_state(loader):
             batches = SHUTDOWN.interruptible(batches, lambda: loop.on_due(self))
         self.resources.enter_context(supervise_workers(batches))
-        batches = iter(batches)
-        if strategy:
-            batches = self._slices(batches if sure else self._in_step(batches, strategy), strategy)
+        if strategy := trainable.strategy:
+            if not sure:
+                batches = cursor.in_step(batches, strategy.world, strategy.any_has_more, trainable.device)
+            batches = self._slices(batches, strategy)
         if random:
-            # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
+            # The start of a pass, and of an iteration over a loader, has drawn numbers that it drew before the resume too.
             restore_random_state(random, loop.generators())
         if self not in loop.work:
             loop.work.append(self)
@@ -410,26 +398,6 @@ class TrainPass:
                 first = False
                 require_equal_weights({self.phase: trainable.modules}, strategy.world)
         self.stand_in = False
-
-    def _in_step(self, batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
-        """The batches of a rank that may have fewer than others; then stand-ins, until no rank has more."""
-        end, world = object(), strategy.world
-        batch, ahead = None, next(batches, end)
-        have = world.all_gather(ahead is not end)
-        more = any(have)
-        if more and not all(have):
-            # What a rank without any batch shows to code that looks at its batch.
-            source = have.index(True)
-            batch = to_device(world.all_gather(ahead if world.rank == source else None)[source], self.brain.device)
-        while more:
-            is_own = ahead is not end
-            if is_own:
-                batch, ahead = ahead, next(batches, end)
-                self.taken = (self.taken or 0) + 1
-            self._has_more = ahead is not end
-            yield batch if is_own else EmptySlice(batch)
-            more = strategy.any_has_more(has_more=self._has_more)
-        self._has_more = None
 
     def end(self, epoch: int, data: str) -> None:
         """Close the windows that are open, and compute the numbers of the pass.
@@ -489,11 +457,10 @@ class TrainPass:
         """What a checkpoint keeps; on a GPU this waits."""
         state = self.state
         if self.open and not self.over:
-            # One that was not asked for since the resume is where it was in its data.
-            done = self.in_round if self.taken is None else self.taken
-            data = state.data if state else position_of(self._remaining, done)
+            # A pass of which no batch was requested since the resume is still at the place from the checkpoint.
+            cursor = state.cursor if state else CursorState(**self.cursor.state_dict(self.in_round))
             metrics = {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
-            state = PassState(**self.trainable.state_dict(), taken=self.in_round, data=data, metrics=metrics)
+            state = PassState(**self.trainable.state_dict(), cursor=cursor, metrics=metrics)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
 

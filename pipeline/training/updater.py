@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial, reduce
 from itertools import islice
@@ -17,9 +16,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from pipeline.checkpoint.parts import fitting, warn_of_unsaved
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.data.cursor import DataCursor
 from pipeline.data.generators import own_generators
-from pipeline.data.loader import length, set_epoch
-from pipeline.data.stream import has_state, state_of
+from pipeline.data.loader import length
 from pipeline.errors import CheckpointError, DataError
 from pipeline.training.meters import Meters
 from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
@@ -201,28 +200,6 @@ def own_losses(model: nn.Module, batch: Any) -> Losses:
     return {**losses, "loss": main}
 
 
-class CountedBatches(Iterator[Any]):
-    """An iterator over the batches of an epoch that counts those it has returned.
-
-    It begins to read with the first batch.
-
-    Attributes:
-        taken: the number of batches returned so far.
-    """
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.taken = 0
-        self._batches = batches
-        self._iterator: Iterator[Any] | None = None
-
-    def __next__(self) -> Any:
-        if self._iterator is None:
-            self._iterator = iter(self._batches)
-        batch = next(self._iterator)
-        self.taken += 1
-        return batch
-
-
 class StandardUpdater(UpdaterBase):
     """Trains a model that computes its loss itself. By hand ``update()`` reads the batch, in a run it is given one.
 
@@ -240,7 +217,8 @@ class StandardUpdater(UpdaterBase):
 
     # Of the class, since PaddleSpeech's updaters of several models do not call this constructor.
     optim_schedulers: Mapping[str, OptimScheduler] | None = None
-    _iterator: CountedBatches | None = None
+    _cursor: DataCursor | None = None
+    # The epoch and the random generators before the user's ``new_epoch``; None if no epoch has started.
     _begun: Mapping[str, Any] | None = None
     # Whether the models were looked at, by hand.
     _checked = False
@@ -264,17 +242,23 @@ class StandardUpdater(UpdaterBase):
     @property
     def train_iterator(self) -> Iterator[Any]:
         """The batches that are left of this epoch. Another iterator may be assigned, which begins an epoch."""
-        if self._iterator is None:
+        if self._cursor is None:
             self.new_epoch()
-        return self._iterator or iter(())
+        return self._cursor or iter(())
 
     @train_iterator.setter
     def train_iterator(self, batches: Iterable[Any]) -> None:
         self._watch_epochs()
-        if self._begun is not None or not isinstance(batches, _BaseDataLoaderIter):
-            self._iterator = CountedBatches(batches)
+        if batches is self.dataloader:
+            self._cursor = self._new_cursor(batches)
+        elif self._begun is not None or not isinstance(batches, _BaseDataLoaderIter):
             self._begun = self._begun or self._now()
-        # Else a constructor makes it: it is made when it is first read, so that its epoch can be begun once more.
+            self._cursor = self._new_cursor(batches, self._begun)
+        # Otherwise a constructor assigns it. The epoch starts with the first batch, so that it can be started again.
+
+    def _new_cursor(self, batches: Any, begun: Mapping[str, Any] | None = None) -> DataCursor:
+        generators = own_method(self, "_generators")
+        return DataCursor(batches, self.state.epoch, generators, begun=begun, name="dataloader")
 
     def _watch_epochs(self) -> None:
         """Note how each epoch begins, also where the user's code calls ``new_epoch``."""
@@ -284,8 +268,7 @@ class StandardUpdater(UpdaterBase):
 
     def new_epoch(self) -> None:
         """Begin an epoch of the dataloader, in its own order."""
-        set_epoch(self.dataloader, self.state.epoch)
-        self.train_iterator = iter(self.dataloader)
+        self.train_iterator = self.dataloader
 
     def read_batch(self) -> Any:
         """The next batch; after the last one, that of a new epoch.
@@ -345,11 +328,8 @@ class StandardUpdater(UpdaterBase):
             for name, optimizer in self.optimizers.items():
                 warn_of_unsaved(optimizer, state[f"{name}_optimizer"])
             state["now"] = self._now()
-            if self._iterator is not None:
-                # Of the iterators of a user's own new_epoch the loader cannot tell.
-                knows = has_state(self.dataloader) and type(self).new_epoch is StandardUpdater.new_epoch
-                place = state_of(self.dataloader, "the dataloader") if knows else None
-                state["data"] = {"begun": self._begun, "taken": self._iterator.taken, "place": place}
+            if self._cursor is not None:
+                state["data"] = self._cursor.state_dict()
         elif not self.optim_schedulers:
             state |= {name: own.state_dict() for name, own in self._own_optimizers().items()}
         return state
@@ -370,18 +350,19 @@ class StandardUpdater(UpdaterBase):
                 part.load_state_dict(state_dict[name])
         if self.optim_schedulers is not None:
             return
-        self._iterator = None
+        self._cursor = None
         if (data := state_dict.get("data")) and data["taken"] != self.updates_per_epoch:
-            # The epoch is begun again, and what was taken is left out.
-            self._go_back(data["begun"])
-            if data["place"]:
-                self.dataloader.load_state_dict(data["place"])
+            # The epoch starts again, and the batches that were taken are skipped.
+            self.state.epoch = data["epoch"]
+            if data["is_own"]:
+                restore_random_state(data["begun"], self._generators())
             self.new_epoch()
-            deque(islice(self.train_iterator, 0 if data["place"] else data["taken"]), 0)
-            if self._iterator is not None:
-                self._iterator.taken = data["taken"]
+            if self._cursor is not None:
+                self._cursor.load_state_dict(data)
+                self._cursor.reopen()
         if "now" in state_dict:
-            self._go_back(state_dict["now"])
+            self.state.epoch = state_dict["now"]["epoch"]
+            restore_random_state(state_dict["now"], self._generators())
 
     def _parts(self) -> dict[str, Any]:
         parts = {f"{name}_params": model for name, model in self.models.items()}
@@ -398,10 +379,6 @@ class StandardUpdater(UpdaterBase):
     def _now(self) -> dict[str, Any]:
         """The epoch, and the states of the random generators, those of its own too."""
         return {**random_state(self._generators()), "epoch": self.state.epoch}
-
-    def _go_back(self, now: Mapping[str, Any]) -> None:
-        self.state.epoch = now["epoch"]
-        restore_random_state(now, self._generators())
 
     def _generators(self) -> dict[str, Any]:
         return own_generators({"": self}, {"dataloader": self.dataloader})

@@ -104,3 +104,17 @@ def test_of_such_a_batch_tensors_are_found_however_deep_in_its_attributes() -> N
     assert count_samples(batch) == 0
     vars(batch)["parts"] = [torch.ones(()), {"x": torch.ones(3, 2)}]
     assert count_samples(batch) == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(3, 2), 3),
+        (torch.zeros(()), 0),
+        ([torch.zeros(()), torch.zeros(4)], 4),
+        ({"a": "text", "b": (torch.zeros(5),)}, 5),
+        ("text", 0),
+    ],
+)
+def test_samples_are_counted_by_the_first_tensor(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples

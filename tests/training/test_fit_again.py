@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
@@ -210,17 +210,19 @@ def test_a_fit_does_not_go_on_within_an_epoch_with_other_batches(tmp_path: Path)
         Dropping(tmp_path).fit(range(2), samples, train_loader_kwargs={"batch_size": 3})
 
 
-def test_a_loader_whose_order_is_drawn_by_chance_is_saved_at_the_ends_of_epochs_alone(
-    tmp_path: Path, log_lines: list[str]
-) -> None:
-    loader = DataLoader(data()[0][0], batch_size=2, shuffle=True)
-    brain = Dropping(tmp_path, ckpt_interval_steps=1)
-    brain.compute_objectives = lambda predictions, batch, stage: predictions.mean()  # type: ignore[method-assign]
-    brain.fit(range(2), loader)
-    assert steps(tmp_path) == [2, 4]
-    assert any(
-        "WARNING fit: train_set: its order is drawn anew in each epoch, by a Random" in line for line in log_lines
-    )
+def test_a_fit_whose_order_is_drawn_is_resumed_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    samples = TensorDataset(*map(torch.cat, zip(*data(), strict=True)))
+
+    def fitted(brain: Dropping) -> Dropping:
+        torch.manual_seed(2)
+        brain.fit(range(2), DataLoader(samples, batch_size=2, shuffle=True))
+        return brain
+
+    expected = state_of(fitted(Dropping(tmp_path / "unbroken")))
+    brain = Interrupted(tmp_path / "own", ckpt_interval_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(brain)
+    assert not list(differences(expected, state_of(fitted(Dropping(tmp_path / "own")))))
 
 
 def test_weights_that_an_earlier_version_saved_within_an_epoch_are_set_aside(tmp_path: Path) -> None:

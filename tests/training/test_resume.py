@@ -314,7 +314,7 @@ def test_a_stream_is_read_again_up_to_its_place(monkeypatch: pytest.MonkeyPatch,
 
     expected = end(GeneralTrainer(stream()).run())
     assert differences(end(interrupted(monkeypatch, [5], stream())), expected) == []
-    assert any("5 batches of the epoch are read again" in line for line in log_lines)
+    assert any("reading 5 batches of the epoch again" in line for line in log_lines)
 
 
 class ByHand(ExperimentBase):

@@ -19,7 +19,6 @@ from pipeline.signals import StoppedError
 from tests.training.conftest import mse, table
 
 EPOCH, AT = 5, 7
-TOLD = "no place in it is known: checkpoints, a signal's too, are saved at the ends of epochs alone"
 
 
 class KilledError(BaseException):
@@ -129,15 +128,17 @@ def unlike(contexts: tuple[Context, Context]) -> list[str]:
     return [str(each) for each in differences(*ends)]
 
 
-@pytest.mark.slow
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", DRAWN)
-def test_with_an_order_that_is_drawn_checkpoints_are_of_the_ends_of_epochs(
+def test_an_order_that_is_drawn_is_resumed_in_the_middle_of_an_epoch(
     name: str, both: Callable[..., tuple[Context, Context]], log_lines: list[str]
 ) -> None:
+    """The random generators are restored to the start of the epoch, and its first batches are read again."""
     contexts = both(DRAWN[name])
     assert unlike(contexts) == []
-    assert [path.name[-2:] for path in contexts[1]["checkpointer"].all()] == ["05", "10", "15"]
-    assert sum(TOLD in line for line in log_lines) == 3
+    assert [int(path.name[-2:]) for path in contexts[1]["checkpointer"].all()] == [13, 14, 15]
+    assert any("going on after iteration 7," in line for line in log_lines)
+    assert any("INFO reading 2 batches of the epoch again" in line for line in log_lines)
 
 
 @pytest.mark.slow
@@ -152,11 +153,11 @@ def test_workers_that_stay_have_the_same_order_after_a_resume(both: Callable[...
 
 @pytest.mark.parametrize("name", ["shuffled", "shuffled, with a worker"])
 @pytest.mark.slow
-def test_a_signal_lets_the_epoch_be_finished_then(
+def test_a_signal_ends_an_epoch_whose_order_is_drawn_after_its_batch(
     name: str, both: Callable[..., tuple[Context, Context]], log_lines: list[str]
 ) -> None:
     assert unlike(both(DRAWN[name], by=signal.SIGTERM, save_interval="9 epoch")) == ["checkpoints: 1 items and 2 items"]
-    assert any("going on after iteration 10," in line for line in log_lines)
+    assert any("going on after iteration 8," in line for line in log_lines)
 
 
 @pytest.mark.quick_cases(1)
@@ -166,7 +167,7 @@ def test_a_loader_that_knows_its_place_is_resumed_there(
 ) -> None:
     assert unlike(both(make)) == []
     assert any("going on after iteration 7," in line for line in log_lines)
-    assert not any(TOLD in line or "read again" in line for line in log_lines)
+    assert not any("batches of the epoch again" in line for line in log_lines)
 
 
 def test_an_order_is_known_where_dataset_or_epoch_alone_decide_it() -> None:
