@@ -16,7 +16,7 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
-from pipeline.checkpoint.parts import InitialModels
+from pipeline.checkpoint.initial_models import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_recoverables, restore_training
 from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts

@@ -11,7 +11,9 @@ from loguru import logger
 from torch import Tensor, nn
 
 from pipeline.checkpoint import weights
-from pipeline.checkpoint.parts import CONFIG_OPTIONS, InitialModels, fitting, parts_of, restore_frozen, restore_parts
+from pipeline.checkpoint.initial_models import InitialModels, restore_frozen
+from pipeline.checkpoint.optimizer_state import CONFIG_OPTIONS
+from pipeline.checkpoint.parts import fitting, parts_of, restore_parts
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import Recoverable, SchedulerState, TrainingState, classes_of

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from torch import Tensor, nn
 
 from pipeline.checkpoint.comparison import below, brief
-from pipeline.checkpoint.parts import InitialModels, fitting
+from pipeline.checkpoint.initial_models import InitialModels
+from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import Models, unique_brains

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from pipeline.checkpoint import layout, parts, reader, restore
+from pipeline.checkpoint import initial_models, layout, optimizer_state, parts, reader, restore
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
@@ -454,7 +454,9 @@ class ExperimentBase(RunnerBase):
             scheduler.bind(self._record)
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
-        self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
+        self._options = {
+            name: optimizer_state.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)
+        }
         self._store.begin(self.context["model"])
 
     def _trained(self) -> dict[str, Any]:
@@ -742,7 +744,7 @@ class ExperimentBase(RunnerBase):
             restore.restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
         if state.frozen and self._store.initial:
             frozen = {PHASE: {"model": self.model}}
-            parts.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
+            initial_models.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
         if state.modes and self._store.initial:
             self._store.initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
         with restore.loading(f"{where}: experiment.state"):
@@ -927,7 +929,7 @@ class ExperimentBase(RunnerBase):
         schedules = [part for part in trained if isinstance(part, LRScheduler)]
         optimizers = [part for part in trained if isinstance(part, Optimizer)]
         states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]
-        options = [parts.options_of(optimizer) for optimizer in optimizers]
+        options = [optimizer_state.options_of(optimizer) for optimizer in optimizers]
         try:
             yield
         finally:
