@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.comparison import brief
 from pipeline.checkpoint.modes import Modes, names_in_evaluation_mode, restore_modes
-from pipeline.checkpoint.optimizer_state import options_of, remember_numbers
-from pipeline.checkpoint.parts import Parts, part_states, parts_of
+from pipeline.checkpoint.optimizer_state import remember_numbers
+from pipeline.checkpoint.parts import Parts, options_of_parts, part_states, parts_of, split_states
 from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, tied_names, unique_modules
 from pipeline.errors import CheckpointError
 
@@ -30,13 +30,12 @@ class InitialModels:
 
     def __init__(self, models: Models) -> None:
         parts = parts_of(models)
-        self.parts = set(parts)
         self.frozen = _frozen(models)
         self.modes = _modes(models, parts)
-        optimizers = {place: part for place, part in parts.items() if isinstance(part, Optimizer)}
-        self.options = {place: options_of(optimizer) for place, optimizer in optimizers.items()}
-        for optimizer in optimizers.values():
-            remember_numbers(optimizer)
+        self.options = options_of_parts(parts)
+        for part in parts.values():
+            if isinstance(part, Optimizer):
+                remember_numbers(part)
         modules = unique_modules(models)
         self._tensors = {phase: _described(module) for phase, module in modules.items()}
         self._buffers = {phase: set(buffers_of(module)) for phase, module in modules.items()}
@@ -44,16 +43,19 @@ class InitialModels:
         self._sharing = {phase: _sharing(module) for phase, module in modules.items()}
         self._tied = {phase: _tied_parameters(module) for phase, module in modules.items()}
 
-    def changes(self, models: Models, updaters: Mapping[str, Any]) -> dict[str, Any]:
+    def changes(self, models: Models, updaters: Mapping[str, Any], recoverables: Mapping[str, Any]) -> dict[str, Any]:
         """What checkpoints keep of the models beside weights, schedulers and the states of their updaters.
+
+        Args:
+            models: phase -> what the network stage built for it.
+            updaters: phase -> the state of its updater.
+            recoverables: the objects that are saved by name.
 
         Raises:
             CheckpointError: there is something to which a resumed run could not be led.
         """
         parts = parts_of(models)
-        states = part_states(parts, updaters, self.options)
-        if late := [place for place, state in states.items() if state and place not in self.parts]:
-            raise CheckpointError(_unlike(late[0], "was made after the training had begun"))
+        shared, own = split_states(parts, part_states(parts, self.options, updaters, recoverables))
         for place, sizes in _groups(models).items():
             if sizes != self._groups.get(place, sizes):
                 was = f"had parameter groups of {self._groups[place]} when the training began, and has of {sizes}"
@@ -61,7 +63,8 @@ class InitialModels:
         for phase, module in unique_modules(models).items():
             self._check_shapes(phase, module)
         return {
-            "parts": states,
+            "parts": shared,
+            "objects": own,
             "frozen": {"begun": self.frozen, "now": _frozen(models)},
             "modes": {"begun": self.modes, "now": _modes(models, parts)},
             "buffers": self.resized_buffers(models),

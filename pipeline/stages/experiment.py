@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from pipeline.checkpoint import initial_models, layout, optimizer_state, parts, reader, restore
+from pipeline.checkpoint import initial_models, layout, load_errors, optimizer_state, parts, reader, restore
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
@@ -454,10 +454,8 @@ class ExperimentBase(RunnerBase):
             scheduler.bind(self._record)
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
-        self._options = {
-            name: optimizer_state.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)
-        }
-        self._store.begin(self.context["model"])
+        self._options = parts.options_of_parts(trained)
+        self._store.begin(self.context["model"], {"self": self})
 
     def _trained(self) -> dict[str, Any]:
         """Return everything with a state except the model, such as optimizers and schedules, by name."""
@@ -492,9 +490,8 @@ class ExperimentBase(RunnerBase):
 
     def _parts(self) -> dict[str, Any]:
         """The attributes beside model and optimizer that have a state."""
-        places = parts.parts_of({PHASE: {"model": self.model, "updater": self}})
-        attributes = {place.removeprefix(f"phase.{PHASE}.updater."): part for place, part in places.items()}
-        return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
+        places = parts.parts_of({PHASE: {"model": self.model}}, {"self": self})
+        return {place: part for place, part in places.items() if place != "self.optimizer"}
 
     def _generators(self) -> dict[str, Any]:
         """The random generators of its own: those in its attributes, and those of its data."""
@@ -664,8 +661,8 @@ class ExperimentBase(RunnerBase):
 
         The arguments are those of any runner stage; an experiment knows them by itself.
 
-        And whatever of torch's has a state and stands in an attribute, or in a list or dict in one: other optimizers and
-        modules, schedules, a GradScaler.
+        And whatever has a state and stands in an attribute, or in a list or dict that is one: other optimizers and
+        modules, schedules, a GradScaler, and objects with ``state_dict`` and ``load_state_dict``.
 
         Raises:
             ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
@@ -678,12 +675,16 @@ class ExperimentBase(RunnerBase):
         self.context.clear_requests(CHECKPOINT)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
+        attributes = self._parts()
+        states = parts.part_states(attributes, self._options, recoverables=self._store.recoverables)
+        shared, own = parts.split_states(attributes, states)
         experiment = {
             "data": self._batches.position(),
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
-            "attributes": parts.part_states(self._parts(), {}, self._options),
+            "attributes": shared,
+            "objects": own,
             "generators": states_of(self._generators()),
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
@@ -720,7 +721,7 @@ class ExperimentBase(RunnerBase):
 
     def training_state(self) -> dict[str, Any]:
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
-        return {"optimizer": parts.part_states(self._optimizer(), {}, self._options).get("self.optimizer")}
+        return {"optimizer": parts.part_states(self._optimizer(), self._options).get("self.optimizer")}
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
@@ -747,9 +748,9 @@ class ExperimentBase(RunnerBase):
             initial_models.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
         if state.modes and self._store.initial:
             self._store.initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
-        with restore.loading(f"{where}: experiment.state"):
+        with load_errors.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
-        parts.restore_parts(self._parts(), own.attributes, self._options, where)
+        parts.restore_parts(self._parts(), {**own.attributes, **own.objects}, self._options, where)
         self._numbers.load_state_dict(own.numbers.to_tree())
         # An epoch had begun, and was not over.
         self._interrupted, self._validated = own.in_epoch, own.validated
@@ -767,7 +768,7 @@ class ExperimentBase(RunnerBase):
         # The generators last: beginning to read draws a number, as it did before.
         self._batches.open(own.data)
         restore.restore_generators(state, where)
-        with restore.loading(f"{where}: experiment.generators"):
+        with load_errors.loading(f"{where}: experiment.generators"):
             restore_states(self._generators(), own.generators)
         for name in lacking(self._generators(), own.generators):
             what = f"{where}: has the state of the random generator {name}"
