@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pipeline import hookimpl, hookspecs
-from pipeline.checkpoint.parts import InitialModels
+from pipeline.checkpoint.initial_models import InitialModels
 from pipeline.checkpoint.random_state import restore_states, states_of
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_training

@@ -15,8 +15,8 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
-from pipeline.checkpoint.parts import InitialModels
+from pipeline.checkpoint import foreign, layout, parts, pytree, reader, safetensors_io, weights
+from pipeline.checkpoint.initial_models import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_recoverables, restore_training
 from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
@@ -58,6 +58,8 @@ class CheckpointStore:
         self.resumed: LoadedCheckpoint | None = None
         self.initial: InitialModels | None = None
         self.recoverables: dict[str, Any] = {}
+        # The places that a warning has named.
+        self._hidden: set[str] = set()
         self._asynchronous = asynchronous
         self._writer = CheckpointWriter(self.folder, disk, keep_last)
         # The asynchronous save for which nobody has waited.
@@ -206,13 +208,23 @@ class CheckpointStore:
         if self.resumed and (state := self.resumed.state) and name in state.recoverables:
             restore_recoverable(name, recoverable, state, str(self.resumed.path))
 
-    def begin(self, models: Any) -> None:
+    def begin(self, models: Any, owners: Mapping[str, Any] | None = None) -> None:
         """Remember the models as they are now, before a resumed run restores them.
 
+        Objects with a state that no checkpoint would keep are named in a warning, each once.
+
         What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
+
+        Args:
+            models: phase -> what the network stage built for it.
+            owners: what keeps the states of its attributes besides Brains and updaters, by place.
         """
         entries = models.items() if isinstance(models, Mapping) else ()
-        self.initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
+        phases = {phase: entry for phase, entry in entries if weights.is_entry(entry)}
+        self.initial = InitialModels(phases)
+        hidden = parts.hidden_parts(phases, {**parts.owners_of(phases), **(owners or {})}, self.recoverables)
+        parts.warn_of_hidden({place: part for place, part in hidden.items() if place not in self._hidden})
+        self._hidden |= hidden.keys()
 
     def restore(self, context: Context) -> None:
         """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.

@@ -6,7 +6,7 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from loguru import logger
 
 from pipeline.checkpoint import layout, reader, restore, storage, store
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
+from pipeline.checkpoint.parts import StandIn
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import TrainingState
@@ -92,7 +93,8 @@ def _write(state: Any, file: Path | io.BytesIO) -> None:
         torch.save(state["data"] if own else state, file)
 
 
-class _OwnFile(NamedTuple):
+@dataclass(frozen=True)
+class _OwnFile(StandIn):
     """A recoverable whose state functions write into a file, and read from one."""
 
     name: str
@@ -247,7 +249,7 @@ class BrainSession:
         own = self._checkpointer
         other = Checkpointer(folder, None, own.custom_load_hooks, own.custom_save_hooks, allow_partial_load=True)
         for name, each in own.recoverables.items():
-            other.recoverables[name] = each._replace(checkpointer=other) if isinstance(each, _OwnFile) else each
+            other.recoverables[name] = replace(each, checkpointer=other) if isinstance(each, _OwnFile) else each
         other.session.begin(self.models)
         return other
 

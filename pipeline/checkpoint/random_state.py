@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from types import FunctionType, MethodType, SimpleNamespace
+from collections.abc import Iterable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pipeline import workspaces
-
-# How many attributes and items lead from an object to a generator that is found in it.
-DEPTH = 8
-
-# A list or dict with more items is data. It is not searched.
-MOST_ITEMS = 100
+from pipeline.checkpoint.user_objects import DEPTH, attributes_of, contents_of, items_of
 
 # Values that contain no generator.
 _LEAVES = (type(None), str, bytes, int, float, Tensor, type, FunctionType)
-
-# Packages whose objects are not searched, apart from datasets and modules; the standard library is among them.
-_OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "loguru", "numpy", "pandas", "pyarrow"}
 
 
 def cpu_random_state() -> dict[str, Any]:
@@ -78,8 +66,8 @@ def generators_in(owner: object) -> dict[str, Any]:
     if isinstance(owner, nn.Module):
         _search_module(owner, "", 0, visited, found)
     else:
-        contents = _items(owner)
-        _search(_attributes(owner) if contents is None else contents, "", 0, visited, found)
+        contents = items_of(owner)
+        _search(attributes_of(owner) if contents is None else contents, "", 0, visited, found)
     return found
 
 
@@ -99,10 +87,7 @@ def _search(
         elif isinstance(value, nn.Module):
             _search_module(value, path, depth, visited, found)
         elif depth + 1 < DEPTH:
-            items = _items(value)
-            if items is None and _is_searched(type(value)):
-                items = _attributes(value)
-            _search(items or (), path, depth + 1, visited, found)
+            _search(contents_of(value), path, depth + 1, visited, found)
 
 
 def _search_module(module: nn.Module, place: str, depth: int, visited: set[int], found: dict[str, Any]) -> None:
@@ -120,39 +105,8 @@ def _kinds() -> tuple[type, ...]:
     return (random.Random, torch.Generator, *of_numpy)
 
 
-def _items(owner: Any) -> Sequence[tuple[Any, Any]] | None:
-    """What a container or a function holds; None for any other object."""
-    if isinstance(owner, list | tuple):
-        return list(enumerate(owner)) if len(owner) <= MOST_ITEMS else ()
-    if type(owner) in {dict, OrderedDict, defaultdict}:
-        return list(owner.items()) if len(owner) <= MOST_ITEMS else ()
-    if isinstance(owner, partial):
-        return [("func", owner.func), ("args", owner.args), ("keywords", owner.keywords)]
-    if isinstance(owner, MethodType):
-        return [("self", owner.__self__)]
-    return None
-
-
 # Attributes of a module that hold tensors, submodules and hooks.
 _OF_MODULES = frozenset(vars(nn.Module()))
-
-
-def _is_searched(kind: type) -> bool:
-    """Whether the attributes of an object of this class are searched."""
-    if issubclass(kind, DataLoader):
-        # Whoever iterates over it restores its generators.
-        return False
-    module = kind.__module__
-    of_user = module.partition(".")[0] not in _OTHERS or module.startswith(f"{workspaces.__name__}.")
-    of_data = issubclass(kind, Dataset | Sampler) or module.startswith("pipeline.data.")
-    return of_user or of_data or kind is SimpleNamespace
-
-
-def _attributes(owner: Any) -> list[tuple[str, Any]]:
-    """The attributes of an object, without those that a property computes."""
-    slots = [name for cls in type(owner).__mro__ for name in vars(cls).get("__slots__", ())]
-    of_slots = {name: getattr(owner, name) for name in slots if isinstance(name, str) and hasattr(owner, name)}
-    return list({**of_slots, **getattr(owner, "__dict__", {})}.items())
 
 
 def seed_generator(generator: Any, seed: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +10,10 @@ from loguru import logger
 from torch import Tensor, nn
 
 from pipeline.checkpoint import weights
-from pipeline.checkpoint.parts import CONFIG_OPTIONS, InitialModels, fitting, parts_of, restore_frozen, restore_parts
+from pipeline.checkpoint.initial_models import InitialModels, restore_frozen
+from pipeline.checkpoint.load_errors import fitting, loading
+from pipeline.checkpoint.optimizer_state import CONFIG_OPTIONS
+from pipeline.checkpoint.parts import parts_of, restore_parts
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import Recoverable, SchedulerState, TrainingState, classes_of
@@ -56,7 +58,7 @@ def restore_training(
         _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
         restore_gradients(entry["brain"].modules, state.gradients[phase], f"{where}: gradients.{phase}")
     if initial:
-        restore_parts(parts_of(models), state.parts, initial.options, where)
+        restore_parts(parts_of(models), {**state.parts, **state.objects}, initial.options, where)
         if state.frozen:
             restore_frozen(models, state.frozen.to_tree(), initial.frozen)
         if state.modes:
@@ -102,18 +104,6 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, SchedulerSta
                 what = f"{where}: '{name}' was saved without what the config said of it"
                 logger.warning(f"{what}; its options stay as they were saved, whatever the config says now")
             scheduler.load_state_dict(saved.state)
-
-
-@contextmanager
-def loading(place: str) -> Iterator[None]:
-    """Say which state it is that an object of the user's does not take; what its own code raises keeps its traceback."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{place}: {error}") from error
-    except Exception as error:
-        error.add_note(printable(f"while it was given its state of {place}"))
-        raise
 
 
 def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor], where: str) -> None:

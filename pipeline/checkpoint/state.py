@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from torch import Tensor, nn
 
 from pipeline.checkpoint.comparison import below, brief
-from pipeline.checkpoint.parts import InitialModels, fitting
+from pipeline.checkpoint.initial_models import InitialModels
+from pipeline.checkpoint.load_errors import fitting
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import Models, unique_brains
@@ -386,6 +387,7 @@ class ExperimentState(StateModel):
         validated: the last iteration that was validated; -1 before the first.
         numbers: what it has reported.
         attributes: the states of its attributes.
+        objects: those of objects of the user in them.
         generators: the states of the random generators in its attributes and its data, by name.
         lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
         state: its ``training_state``.
@@ -397,6 +399,8 @@ class ExperimentState(StateModel):
     validated: int
     numbers: ReportedState
     attributes: dict[str, Any]
+    # Earlier checkpoints have none.
+    objects: dict[str, Any] = {}
     # Earlier checkpoints have none.
     generators: dict[str, Any] = {}
     lines: int | None
@@ -445,6 +449,7 @@ class TrainingState(StateModel):
         experiment: where an experiment is.
         recoverables: name -> the state of what ``add_recoverable`` has named.
         parts: place -> the state of another part of the models; None: there is none.
+        objects: the same for an object of the user. Earlier versions lack it.
         frozen: which parameters are not trained; None: nobody has asked.
         modes: which modules training uses in evaluation mode, of each phase and of each module among the
             parts; None: nobody has asked. Earlier versions lack it.
@@ -465,6 +470,7 @@ class TrainingState(StateModel):
     experiment: ExperimentState | None
     recoverables: dict[str, Any]
     parts: dict[str, Any]
+    objects: dict[str, Any] = {}
     frozen: FrozenState | None
     modes: ModesState | None = None
     buffers: dict[str, list[str]]
@@ -500,7 +506,7 @@ class TrainingState(StateModel):
             "random": random_state(),
             "recoverables": {name: _state_of(name, recoverable) for name, recoverable in recoverables.items()},
         }
-        changes = initial.changes(models, updaters) if initial else {}
+        changes = initial.changes(models, updaters, recoverables) if initial else {}
         return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
 
     @classmethod
@@ -595,12 +601,14 @@ _OWN: dict[str, _Rule] = {
     "random": _drawn,
     "gradients": partial(_each, partial(_each, _total)),
     "recoverables": _kept,
+    "objects": _kept,
     "optim_schedulers.*.*.state.window": _window,
     "loop.outer.*.state": _pass,
     "loop.inner.*.state": _pass,
     "fit.running.state": _pass,
     "fit.generators": _kept,
     "experiment.data": _kept,
+    "experiment.objects": _kept,
     "experiment.generators": _kept,
     "experiment.numbers.training": _kept,
 }

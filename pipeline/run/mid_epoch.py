@@ -7,7 +7,7 @@ from typing import Any
 
 from loguru import logger
 
-from pipeline.checkpoint.parts import fitting
+from pipeline.checkpoint.load_errors import fitting
 from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import MidEpochState

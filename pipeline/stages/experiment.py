@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline.checkpoint import layout, parts, reader, restore
+from pipeline.checkpoint import initial_models, layout, load_errors, optimizer_state, parts, reader, restore
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
@@ -325,8 +325,8 @@ class ExperimentBase(RunnerBase):
             scheduler.bind(self._record)
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
-        self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
-        self._store.begin(self.context["model"])
+        self._options = parts.options_of_parts(trained)
+        self._store.begin(self.context["model"], {"self": self})
 
     def _trained(self) -> dict[str, Any]:
         """Return everything with a state except the model, such as optimizers and schedules, by name."""
@@ -361,9 +361,8 @@ class ExperimentBase(RunnerBase):
 
     def _parts(self) -> dict[str, Any]:
         """The attributes beside model and optimizer that have a state."""
-        places = parts.parts_of({PHASE: {"model": self.model, "updater": self}})
-        attributes = {place.removeprefix(f"phase.{PHASE}.updater."): part for place, part in places.items()}
-        return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
+        places = parts.parts_of({PHASE: {"model": self.model}}, {"self": self})
+        return {place: part for place, part in places.items() if place != "self.optimizer"}
 
     def _generators(self) -> dict[str, Any]:
         """The random generators of its own: those in its attributes, and those of its data."""
@@ -550,8 +549,8 @@ class ExperimentBase(RunnerBase):
 
         The arguments are those of any runner stage; an experiment knows them by itself.
 
-        And whatever of torch's has a state and stands in an attribute, or in a list or dict in one: other optimizers and
-        modules, schedules, a GradScaler.
+        And whatever has a state and stands in an attribute, or in a list or dict that is one: other optimizers and
+        modules, schedules, a GradScaler, and objects with ``state_dict`` and ``load_state_dict``.
 
         Raises:
             ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
@@ -564,12 +563,16 @@ class ExperimentBase(RunnerBase):
         self.context.clear_requests(CHECKPOINT)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
+        attributes = self._parts()
+        states = parts.part_states(attributes, self._options, recoverables=self._store.recoverables)
+        shared, own = parts.split_states(attributes, states)
         experiment = {
             "data": self._cursor.state_dict(),
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
-            "attributes": parts.part_states(self._parts(), {}, self._options),
+            "attributes": shared,
+            "objects": own,
             "generators": states_of(self._generators()),
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
@@ -606,7 +609,7 @@ class ExperimentBase(RunnerBase):
 
     def training_state(self) -> dict[str, Any]:
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
-        return {"optimizer": parts.part_states(self._optimizer(), {}, self._options).get("self.optimizer")}
+        return {"optimizer": parts.part_states(self._optimizer(), self._options).get("self.optimizer")}
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
@@ -631,12 +634,12 @@ class ExperimentBase(RunnerBase):
             restore.restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
         if state.frozen and self._store.initial:
             frozen = {PHASE: {"model": self.model}}
-            parts.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
+            initial_models.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
         if state.modes and self._store.initial:
             self._store.initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
-        with restore.loading(f"{where}: experiment.state"):
+        with load_errors.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
-        parts.restore_parts(self._parts(), own.attributes, self._options, where)
+        parts.restore_parts(self._parts(), {**own.attributes, **own.objects}, self._options, where)
         self._numbers.load_state_dict(own.numbers.to_tree())
         # An epoch had begun, and was not over.
         self._interrupted, self._validated = own.in_epoch, own.validated
@@ -656,7 +659,7 @@ class ExperimentBase(RunnerBase):
             self._cursor.load_state_dict(own.data.to_tree())
             self._cursor.reopen()
         restore.restore_generators(state, where)
-        with restore.loading(f"{where}: experiment.generators"):
+        with load_errors.loading(f"{where}: experiment.generators"):
             restore_states(self._generators(), own.generators)
         for name in lacking(self._generators(), own.generators):
             what = f"{where}: has the state of the random generator {name}"
@@ -817,7 +820,7 @@ class ExperimentBase(RunnerBase):
         schedules = [part for part in trained if isinstance(part, LRScheduler)]
         optimizers = [part for part in trained if isinstance(part, Optimizer)]
         states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]
-        options = [parts.options_of(optimizer) for optimizer in optimizers]
+        options = [optimizer_state.options_of(optimizer) for optimizer in optimizers]
         try:
             yield
         finally:

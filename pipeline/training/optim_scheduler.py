@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of, remember_numbers
+from pipeline.checkpoint.optimizer_state import load_optimizer, optimizer_state_of, options_of, remember_numbers
 from pipeline.checkpoint.state import WindowState
 from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import match_names, suggest_names, unmatched_pattern

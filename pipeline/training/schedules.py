@@ -13,7 +13,7 @@ from loguru import logger
 from torch.optim import lr_scheduler
 
 from pipeline.checkpoint.comparison import differences
-from pipeline.checkpoint.parts import options_of
+from pipeline.checkpoint.optimizer_state import options_of
 from pipeline.errors import ConfigError, no_loss
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.user_code import class_path

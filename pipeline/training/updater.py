@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from pipeline.checkpoint.parts import fitting, warn_of_unsaved
+from pipeline.checkpoint.load_errors import fitting
+from pipeline.checkpoint.optimizer_state import warn_of_unsaved
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.data.cursor import DataCursor

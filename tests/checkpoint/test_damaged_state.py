@@ -38,7 +38,7 @@ Place = tuple[Any, ...]
 
 # The states of which only their owner knows what is in them.
 OWN = ["updaters.*", "optim_schedulers.*.*.state", "*.data", "data", "experiment.state", "optimizer"]
-OWN += ["loop.*.numbers", "fit.metrics", "recoverables.*", "parts.*", "*attributes.*"]
+OWN += ["loop.*.numbers", "fit.metrics", "recoverables.*", "parts.*", "*objects.*", "*attributes.*"]
 
 # Mappings of which the names are data: that one is missing shows nowhere, or only to the run.
 BY_NAME = [
@@ -51,6 +51,7 @@ BY_NAME = [
     "modes.*",
     "recoverables",
     "parts",
+    "*objects",
 ]
 BY_NAME += [
     "loop.passes",
@@ -197,6 +198,8 @@ LATER = [
     "modes",
     "requested",
     "seconds",
+    "objects",
+    "experiment.objects",
     "experiment.generators",
     "fit.generators",
 ]

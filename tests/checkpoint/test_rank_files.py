@@ -18,6 +18,7 @@ from loguru import logger
 from safetensors.torch import load_file
 from torch import nn
 
+from pipeline import Brain, Updater
 from pipeline.checkpoint import layout, reader, store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state
@@ -193,6 +194,31 @@ def test_several_ranks_go_on_from_one_process(two_ranks: Ranks, folder: Path) ->
     assert (first[:3], second[:3]) == ((draws(100), 0, [1.0, 1.0]), (draws(900), 0, [0.0, 0.0]))
 
 
+def saved_with_object(folder: Path) -> None:
+    """Save a phase whose updater holds an object with another number on each rank."""
+    brain = Brain({"net": models()["main"]["model"]})
+    updater = Updater(brain)
+    updater.counts = Counts()  # type: ignore[attr-defined]
+    phases = {"main": {"model": brain, "brain": brain, "updater": updater, "optim_schedulers": {}}}
+    saver = Checkpointer(folder)
+    saver.store.begin(phases)
+    saver.save(
+        phases, {"iteration": 3, "update": 3, "epoch": 0, "samples": 12}, {}, saver.store.capture(phases).to_tree()
+    )
+
+
+def number_of_object(folder: Path) -> int:
+    checkpoint = Checkpointer(folder).store.newest_valid()
+    assert checkpoint
+    assert checkpoint.state
+    return int(checkpoint.state.objects["phase.main.updater.counts"]["number"])
+
+
+def test_objects_of_the_user_are_saved_by_each_rank(two_ranks: Ranks, folder: Path) -> None:
+    two_ranks(saved_with_object, folder)
+    assert two_ranks(number_of_object, folder) == [0, 10]
+
+
 def state_of(rank: int) -> dict[str, Any]:
     """A training state as a rank has it in an open window: of its own are samples, a metric, a place and a number."""
     meter = dict.fromkeys(("batches", "samples", "nonfinite", "_total", "_count", "_recent_total", "_recent_count"), 0)
@@ -214,7 +240,7 @@ def state_of(rank: int) -> dict[str, Any]:
         "version": 2, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
         "gradients": {"main": {"weight": torch.tensor([1.0 + rank]), **({"bias": torch.ones(1)} if rank else {})}},
         "random": random_state(), "metrics": {}, "loop": loop, "fit": None, "experiment": None,
-        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "frozen": None, "buffers": {},
+        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "objects": {"a": rank}, "frozen": None, "buffers": {},
     }  # fmt: skip
 
 
@@ -246,11 +272,12 @@ def test_the_first_rank_goes_on_with_the_metrics_of_all() -> None:
     assert [own and own.metrics for own in passes] == [{"mae": metrics}, {}]
 
 
-def test_recoverables_and_generators_stay_with_their_rank() -> None:
+def test_objects_and_generators_stay_with_their_rank() -> None:
     expected = [RandomState(**state_of(rank)["random"]).python for rank in range(3)]
     seed(900)
     own = [gone_on(rank) for rank in range(3)]
     assert [state.recoverables["plugin:a"]["rank"] for state in own] == [0, 1, 2]
+    assert [state.objects["a"] for state in own] == [0, 1, 2]
     assert [state.random.python for state in own] == expected
     assert gone_on(3).recoverables == {"plugin:a": {"rank": 0}}
 

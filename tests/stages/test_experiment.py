@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -628,6 +628,90 @@ def test_a_higher_limit_trains_on_as_if_it_had_been_that_from_the_beginning(made
     experiment = made(Noisy, **NOISY)
     experiment.run()
     assert end(experiment, "out")[:3] == unbroken[:3]
+
+
+class Step:
+    """Steps parameters by the mean of their gradients. It is no optimizer of torch's, but keeps its state."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        for parameter, mean in zip(self.parameters, self.means, strict=True):
+            mean.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(0.1 * mean)
+            parameter.grad = None
+
+    def state_dict(self) -> list[Tensor]:
+        return self.means
+
+    def load_state_dict(self, state: list[Tensor]) -> None:
+        self.means = list(state)
+
+
+class Stepping(Line):
+    """Steps by objects of its own: in an attribute, and in a dict. ``at`` is the step before which the process ends."""
+
+    at = 0
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.step = Step([self.model.weight])
+        self.steps = {"bias": Step([self.model.bias])}
+
+    def train_batch(self) -> None:
+        if self.iteration == self.at:
+            raise KilledError
+        x, y = self.read_batch()
+        mse(self.model(x), y).backward()
+        self.step()
+        self.steps["bias"]()
+
+
+def test_objects_of_the_users_own_are_resumed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbroken = made(Stepping, output="unbroken")
+    unbroken.run()
+    monkeypatch.setattr(Stepping, "at", 5)
+    with pytest.raises(KilledError):
+        made(Stepping, save_interval=2).run()
+    monkeypatch.setattr(Stepping, "at", 0)
+    resumed = made(Stepping, save_interval=2)
+    resumed.run()
+
+    assert equal(resumed.model.state_dict(), unbroken.model.state_dict())
+    assert torch.equal(resumed.step.means[0], unbroken.step.means[0])
+    assert not torch.equal(resumed.step.means[0], torch.zeros(1, 3))
+
+
+class Hiding(Line):
+    """Holds an optimizer in an object that does not save it."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.kit = SimpleNamespace(steps=[torch.optim.SGD(self.model.parameters(), 0.1)])
+
+
+def test_deeper_optimizer_is_named_once(made: Made, log_lines: list[str]) -> None:
+    made(Hiding, save_interval=1).run()
+
+    warnings = [line for line in log_lines if line.startswith("WARNING")]
+    assert len(warnings) == 1
+    assert "self.kit.steps.0 (SGD)" in warnings[0]
+
+
+class Late(Line):
+    """Makes an object with a state while it trains."""
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.step = Step([self.model.weight])
+
+
+def test_object_that_is_made_late_is_refused(made: Made) -> None:
+    with pytest.raises(CheckpointError, match=r"self\.step was made after the training had begun"):
+        made(Late).run()
 
 
 def test_one_that_is_through_says_so_and_writes_nothing(made: Made, log_lines: list[str]) -> None:

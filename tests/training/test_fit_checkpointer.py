@@ -141,6 +141,48 @@ def test_killed_within_an_epoch_it_goes_on_bit_for_bit(
     assert not list(differences(unbroken, brain.train().state()))
 
 
+class Smoothing:
+    """The mean of all losses, by which a recipe scales its next ones."""
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+
+    def state_dict(self) -> float:
+        return self.mean
+
+    def load_state_dict(self, state: float) -> None:
+        self.mean = state
+
+
+class Scaling(Recipe):
+    """Holds two objects with a state, of which the Checkpointer knows one."""
+
+    def __init__(self, folder: Path, limit: int = 4) -> None:
+        super().__init__(folder, limit)
+        self.hparams.first = Smoothing()
+        self.second = Smoothing()
+        self.checkpointer.add_recoverable("second", self.second)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        loss = super().compute_objectives(predictions, batch, stage)
+        scale = self.hparams.first.mean * self.second.mean
+        self.hparams.first.mean = 0.9 * self.hparams.first.mean + 0.1 * loss.item()
+        self.second.mean = 0.8 * self.second.mean + 0.2 * loss.item()
+        return loss * scale
+
+
+def test_objects_with_state_are_saved_once_and_resumed(tmp_path: Path) -> None:
+    unbroken = Scaling(tmp_path / "unbroken").train()
+    Scaling(tmp_path / "resumed", 2).train()
+    resumed = Scaling(tmp_path / "resumed").train()
+
+    assert not list(differences(unbroken.state(), resumed.state()))
+    training = read_checkpoint(resumed.checkpointer.list_checkpoints()[0].path).training
+    assert training["objects"] == {"phase.brain.brain.hparams.first": resumed.hparams.first.mean,
+                                   "phase.brain.brain.second": None}  # fmt: skip
+    assert training["recoverables"]["second"] == resumed.second.mean
+
+
 def test_an_epoch_has_one_checkpoint_that_has_all(tmp_path: Path) -> None:
     brain = Recipe(tmp_path).train()
     assert names(brain) == ["9", "12"]

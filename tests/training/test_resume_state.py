@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, hookimpl
+from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, hookimpl, stages
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import CheckpointError
@@ -166,27 +167,68 @@ class Alternating(UpdaterBase):
         return loss
 
 
-class Kit:
-    """An object of the user's own, with its attributes in slots."""
+class Momentum:
+    """Steps parameters by the mean of their gradients, ever less. It is no optimizer of torch's, but keeps its state."""
 
-    __slots__ = ("deep", "others")
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.steps = 0
 
-    def __init__(self, first: Any, others: Any) -> None:
-        self.deep, self.others = {"list": [first]}, others
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for parameter, mean in zip(self.parameters, self.means, strict=True):
+            mean.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(0.1 / self.steps * mean)
+            parameter.grad = None
+
+    def state_dict(self) -> Options:
+        return {"means": self.means, "steps": self.steps}
+
+    def load_state_dict(self, state: Options) -> None:
+        self.steps = state["steps"]
+        for mean, saved in zip(self.means, state["means"], strict=True):
+            mean.copy_(saved)
 
 
-class Nested(Alternating):
-    """Keeps them deep in an object."""
+class Stepping(UpdaterBase):
+    """Steps by objects of its own: in an attribute, in a list, in a dict, and within one that saves it."""
 
     def __init__(self, brain: Brain, optim_schedulers: Any) -> None:
-        super().__init__(brain, optim_schedulers)
-        self.kit = Kit(vars(self).pop("first"), vars(self).pop("others"))
+        super().__init__()
+        self.brain = brain
+        parameters = [*brain.modules.parameters()]
+        self.first = Momentum(parameters[:1])
+        self.listed = [Momentum(parameters[1:2])]
+        self.named = {"third": Momentum(parameters[2:3])}
+        self.kit = SavingKit(Momentum(parameters[3:]))
 
     def update(self, batch: Any) -> Tensor:
-        self.first, self.others = self.kit.deep["list"][0], self.kit.others
-        loss = super().update(batch)
-        del self.first, self.others
+        loss = mse(self.brain.modules["model"](batch[0]), batch[1])
+        torch.autograd.backward(loss)
+        for momentum in (self.first, *self.listed, self.named["third"], self.kit.deep["list"][0]):
+            momentum.step()
         return loss
+
+
+class Kit:
+    """An object of the user that holds another one deep in itself."""
+
+    __slots__ = ("deep",)
+
+    def __init__(self, held: Any) -> None:
+        self.deep = {"list": [held]}
+
+
+class SavingKit(Kit):
+    """The same, which saves it."""
+
+    def state_dict(self) -> Options:
+        return {"held": self.deep["list"][0].state_dict()}
+
+    def load_state_dict(self, state: Options) -> None:
+        self.deep["list"][0].load_state_dict(state["held"])
 
 
 class Covering(Alternating):
@@ -201,10 +243,8 @@ class Covering(Alternating):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("updater", [Alternating, Nested, Covering])
-def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
-    updater: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("updater", [Alternating, Stepping, Covering])
+def test_optimizers_and_other_objects_of_an_updater_are_resumed(updater: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     unbroken, resumed = both(monkeypatch, config(updater={"class_path": updater}))
     assert unlike((unbroken, resumed)) == []
     kept = [read_checkpoint(each["checkpointer"].newest()).training["parts"] for each in (unbroken, resumed)]
@@ -212,6 +252,62 @@ def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
         ["phase.p.updater.first"] if updater is Covering else []
     )
     assert not any(differences(*kept))
+
+
+class Nested(Alternating):
+    """Keeps an optimizer deep in an object that does not save it."""
+
+    def __init__(self, brain: Brain, optim_schedulers: Any) -> None:
+        super().__init__(brain, optim_schedulers)
+        self.kit = Kit(torch.optim.Adam(brain.modules.parameters(), 0.1))
+        self.kits = {"other": Kit(self.others["last"])}
+
+
+def test_deeper_optimizer_is_named_once(log_lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kill, "at", -1)
+    context = GeneralTrainer(config({"save_interval": "1 iteration"}, updater={"class_path": Nested})).run()
+
+    warnings = [line for line in log_lines if line.startswith("WARNING") and "do not find" in line]
+    assert len(warnings) == 1
+    assert "phase.p.updater.kit.deep.list.0 (Adam)" in warnings[0]
+    assert "add_recoverable(name, object)" in warnings[0]
+    # It is saved, and stands elsewhere too.
+    assert "kits" not in warnings[0]
+    saved = read_checkpoint(context["checkpointer"].newest()).training["parts"]
+    assert saved.keys() == {"phase.p.updater.first", "phase.p.updater.others.last", "phase.p.updater.falling"}
+
+
+class Registering(stages.Runner):
+    """Saves an object of the updater under a name too."""
+
+    def run(self, context: Context) -> None:
+        context["checkpointer"].add_recoverable("first", context["model"]["p"]["updater"].first)
+        super().run(context)
+
+
+def test_object_that_a_runner_registers_is_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config({"runner_class_path": Registering}, updater={"class_path": Stepping})
+    contexts = both(monkeypatch, chosen)
+
+    assert unlike(contexts) == []
+    for context in contexts:
+        saved = read_checkpoint(context["checkpointer"].newest()).training
+        assert saved["objects"]["phase.p.updater.first"] is None
+        assert saved["recoverables"]["first"].keys() == {"means", "steps"}
+
+
+class Unsaveable(Updater):
+    """Has an object whose state is no plain data."""
+
+    def __init__(self, brain: Brain) -> None:
+        super().__init__(brain)
+        self.own = Momentum([])
+        self.own.means = {1, 2}  # type: ignore[assignment]
+
+
+def test_state_that_is_no_plain_data_is_named_by_its_place() -> None:
+    with pytest.raises(CheckpointError, match=r"\['objects'\]\['phase\.p\.updater\.own'\]\['means'\]: is a set"):
+        GeneralTrainer(config({"max_steps": 1}, updater={"class_path": Unsaveable})).run()
 
 
 def test_a_save_asks_an_updater_for_its_state_once(monkeypatch: pytest.MonkeyPatch) -> None:
