@@ -21,7 +21,7 @@ from torch import nn
 from pipeline.checkpoint import layout, reader, store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state
-from pipeline.checkpoint.state import RandomState, TrainingState, own_parts
+from pipeline.checkpoint.state import VERSION, RandomState, TrainingState, own_parts
 from pipeline.checkpoint.storage import Disk
 from pipeline.distributed.world import Failure, PeerError, World, current_world
 from pipeline.errors import CheckpointError, ExitCode, PipelineError
@@ -198,7 +198,7 @@ def state_of(rank: int) -> dict[str, Any]:
     meter = dict.fromkeys(("batches", "samples", "nonfinite", "_total", "_count", "_recent_total", "_recent_count"), 0)
     passed = {
         "step": 4, "taken": 4 - rank, "data": {"place": rank}, "began": 0, "train_loss": {**meter, "first": None},
-        "logged": {}, "discarded": [], "metrics": {"mae": {"samples": 10 + rank}},
+        "logged": {}, "discarded": [], "metrics": {"mae": {"samples": 10 + rank}}, "average": None, "nonfinite": 0,
     }  # fmt: skip
     entry = {
         "kind": "pass", "phase": "main", "over": False, "number": 0, "repeat": False, "first": 0, "numbers": {},
@@ -207,14 +207,16 @@ def state_of(rank: int) -> dict[str, Any]:
     loop = {
         "outer": [], "inner": [entry], "leader": 0, "passes": {"main": 1}, "iterations": {},
         "validation": {"validated": {}, "running": False, "best": None},
+        "asked_updates": None, "epoch_began": {"iteration": 0, "update": 0},
     }  # fmt: skip
     window = {"real_step": 1, "batches": 2, "samples": 8 + rank, "discards": rank == 1}
     seed(rank)
     return {
-        "version": 2, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
+        "version": VERSION, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
         "gradients": {"main": {"weight": torch.tensor([1.0 + rank]), **({"bias": torch.ones(1)} if rank else {})}},
         "random": random_state(), "metrics": {}, "loop": loop, "fit": None, "experiment": None,
-        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "frozen": None, "buffers": {},
+        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "frozen": None, "modes": None,
+        "stopped": None, "requested": [], "seconds": None,
     }  # fmt: skip
 
 
@@ -241,7 +243,8 @@ def test_gradients_of_other_ranks_are_zeros_of_the_same_names() -> None:
 
 
 def test_the_first_rank_goes_on_with_the_metrics_of_all() -> None:
-    passes = [entry.state for rank in range(2) if (loop := gone_on(rank).loop) for entry in loop.open_passes()]
+    loops = [gone_on(rank).loop for rank in range(2)]
+    passes = [entry.state for loop in loops if loop for entry in loop.inner or []]
     metrics = [{"samples": 10}, {"samples": 11}, {"samples": 12}]
     assert [own and own.metrics for own in passes] == [{"mae": metrics}, {}]
 
