@@ -144,6 +144,10 @@ class NoCheckpointError(CheckpointError):
     exit_code = ExitCode.NO_CHECKPOINT
 
 
+class FormatError(CheckpointError):
+    """A checkpoint that cannot be resumed, because its training state has the format of another version."""
+
+
 class DataError(PipelineError):
     """Data that is missing, damaged or does not fit the model."""
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from loguru import logger
-from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -38,12 +37,12 @@ class AverageState(StateModel):
     Attributes:
         averaged: how many weights are averaged.
         weights: the training value of each tensor that is averaged, by name.
-        newest: the parameters that are not averaged. Earlier versions lack it.
+        newest: the parameters that are not averaged.
     """
 
     averaged: int
     weights: dict[str, Tensor]
-    newest: list[str] = Field(default_factory=list)
+    newest: list[str]
 
 
 class EmaState(StateModel):

@@ -34,8 +34,8 @@ class LogState(StateModel):
 
     metrics: int
     timing: int
-    csv: int = 0
-    in_epoch: bool = False
+    csv: int
+    in_epoch: bool
 
 
 class MetricLog:
@@ -119,8 +119,12 @@ class MetricLog:
 
     def state_dict(self) -> dict[str, int]:
         """How long the files are, in bytes, and whether an epoch is running."""
-        state = {"metrics": _size(self.metrics), "timing": _size(self.timing), "in_epoch": self.in_epoch}
-        return {**state, "csv": _size(self.csv)} if self.csv else state
+        return {
+            "metrics": _size(self.metrics),
+            "timing": _size(self.timing),
+            "csv": _size(self.csv) if self.csv else 0,
+            "in_epoch": self.in_epoch,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Cut off what a run that was interrupted wrote after its checkpoint: it comes again."""

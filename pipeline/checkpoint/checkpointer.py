@@ -451,7 +451,7 @@ class Checkpointer(RunCheckpointer):
             readable = [each.path for each in self.list_checkpoints()]
             return [*(path for path in self.all() if path not in readable), *(each.path for each in chosen)]
 
-        loaded = self.store.newest_valid(bool(self.recoverables) and not self.session.weights_alone, found)
+        loaded = self.store.newest_valid(self._needs_training(), found)
         if loaded is None:
             logger.info(f"{self.store.folder}: has no such checkpoint")
             return None
@@ -465,7 +465,7 @@ class Checkpointer(RunCheckpointer):
             CheckpointError: it is damaged, does not fit, or lacks a recoverable.
         """
         self.store.wait()
-        self._load(reader.read_checkpoint(checkpoint.path))
+        self._load(reader.read_checkpoint(checkpoint.path, self._needs_training()))
 
     def delete_checkpoints(
         self,
@@ -556,11 +556,15 @@ class Checkpointer(RunCheckpointer):
         self.store.wait()
         return Checkpoint.read(path)
 
+    def _needs_training(self) -> bool:
+        """Return whether a load needs more than the weights."""
+        return bool(self.recoverables) and not self.session.weights_alone
+
     def _load(self, loaded: LoadedCheckpoint) -> None:
         self.session.refuse_lacking(loaded)
         models = self.session.models
         if models and loaded.weights:
             restore.restore_weights(loaded, models)
             logger.info(f"weights of {', '.join(models)} loaded from {loaded.path}")
-        if self.recoverables and loaded.state and not self.session.weights_alone:
+        if loaded.state:
             restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))

@@ -67,7 +67,6 @@ class InitialModels:
             "objects": own,
             "frozen": {"begun": self.frozen, "now": _frozen(models)},
             "modes": {"begun": self.modes, "now": _modes(models, parts)},
-            "buffers": self.resized_buffers(models),
         }
 
     def restore_modes(self, models: Models, saved: Mapping[str, Modes]) -> None:

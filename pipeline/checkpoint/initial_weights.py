@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from pipeline.checkpoint.weights import Models
 from pipeline.config import yaml_tree
 from pipeline.config.load import BEST, LAST, Config
 from pipeline.config.schema import BestSettings, FreezeSettings, RunnerSchema, RunSettings
-from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError, one_of
+from pipeline.errors import CheckpointError, ConfigError, FormatError, NoCheckpointError, one_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,11 @@ class TrainRunner:
 
     def _best_paths(self, keep_best: BestSettings) -> list[Path]:
         """Return the best checkpoints, best first; none if the metric was never a number."""
-        state = self.newest(with_training=True).state
+        checkpoint = self.newest(with_training=True)
+        state = None
+        # The numbers are beside the weights, whatever the format of the state is.
+        with suppress(FormatError):
+            state = checkpoint.state
         record = None
         if state and state.loop:
             record = state.loop.validation.best

@@ -230,7 +230,7 @@ def parse_state(content: bytes, path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(content)
         counters, metrics = state["train_state"], state["metrics"]
-        phases = [*metrics.values(), *state.get("iterations", {}).values(), state.get("meta", {})]
+        phases = [*metrics.values(), *state["iterations"].values(), state.get("meta", {})]
         whole = type(counters["iteration"]) is int and all(isinstance(numbers, dict) for numbers in phases)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: makes no sense ({error}); use another checkpoint") from error

@@ -29,7 +29,7 @@ def restore_cpu_random_state(state: Mapping[str, Any]) -> None:
     """Restore these generators; numpy's is left as it is where numpy is not in use."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
-    if (of_numpy := state.get("numpy")) and (numpy := sys.modules.get("numpy")):
+    if (of_numpy := state["numpy"]) and (numpy := sys.modules.get("numpy")):
         kind, keys, *others = of_numpy
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *others))
 

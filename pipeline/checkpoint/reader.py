@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeline.checkpoint import layout, pytree, safetensors_io, storage
 from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
-from pipeline.checkpoint.state import TrainingState
+from pipeline.checkpoint.state import Counters, TrainingState
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, one_of
 
@@ -31,8 +31,7 @@ def iterations_at(metrics: Mapping[str, Any], iteration: int) -> Iterations:
 def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None:
     """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
 
-    Only numbers of a checkpoint's own iteration count: those of an earlier one judge other weights. Where an earlier
-    version did not keep the iterations, of neighbours with the same numbers the first has its own.
+    Only numbers of a checkpoint's own iteration count: those of an earlier one judge other weights.
 
     Args:
         paths: the checkpoints, by step.
@@ -44,18 +43,16 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
     """
     known: dict[Path, float] = {}
     names: set[str] = set()
-    before: Any = None
     path = None
     for path in paths:
         state = layout.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
         metrics, iteration = state["metrics"], state["train_state"]["iteration"]
-        iterations = state.get("iterations", {} if metrics == before else iterations_at(metrics, iteration))
+        iterations = state["iterations"]
         phases = [phase for phase in metrics if iterations.get(phase, {}).get(metric) == iteration]
         value = metrics[phases[-1]].get(metric) if phases else None
         names.update(name for numbers in metrics.values() for name in numbers)
         if isinstance(value, int | float):
             known[path] = value
-        before = metrics
     if path and not known:
         if metric in names:
             what = f"no checkpoint is of an iteration in which '{metric}' was reported"
@@ -73,7 +70,7 @@ class LoadedCheckpoint:
         path: its folder.
         train_state: the counters.
         metrics: phase -> name -> number; null where it was not finite.
-        iterations: phase -> name -> the iteration that a number is of; its own where an earlier version saved it.
+        iterations: phase -> name -> the iteration that a number is of.
         weights: phase -> name -> tensor.
         training: the tree of what else was saved to go on from; None where nothing was, or where it was not read.
         size: how many processes have saved it.
@@ -96,12 +93,16 @@ class LoadedCheckpoint:
         """``training`` with its types, as this process goes on from it.
 
         Raises:
+            FormatError: it has the format of another version.
             CheckpointError: it is not what a run could go on from.
         """
         if not self.training:
             return None
-        world, where = current_world(), str(self.path)
-        state, same = TrainingState.from_tree(self.training, where, self.train_state), self.size == world.size
+        world = current_world()
+        where = str(self.path)
+        state = TrainingState.from_tree(self.training, where)
+        Counters.from_tree(self.train_state, f"{where}: counters")
+        same = self.size == world.size
         return state.on_rank(world.rank, self.own, where, same=same) if self.own or not same else state
 
 
@@ -139,7 +140,6 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
             else:
                 trees[name] = pytree.unflatten(*file)
     counters, metrics = state["train_state"], state["metrics"]
-    iterations = state.get("iterations", iterations_at(metrics, counters["iteration"]))
     parts = [trees[name] for name in own]
     return LoadedCheckpoint(
         path,
@@ -147,7 +147,7 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
         metrics,
         weights,
         trees.get(TRAINING),
-        iterations,
+        state["iterations"],
         len(ranks) + 1,
         parts,
         resized,

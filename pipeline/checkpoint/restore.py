@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from pipeline.checkpoint import weights
 from pipeline.checkpoint.initial_models import InitialModels, restore_frozen
 from pipeline.checkpoint.load_errors import fitting, loading
-from pipeline.checkpoint.optimizer_state import CONFIG_OPTIONS
 from pipeline.checkpoint.parts import parts_of, restore_parts
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
@@ -73,16 +72,14 @@ def restore_training(
 
 def restore_weights(saved: LoadedCheckpoint, models: Models) -> None:
     """Restore the weights, and buffers of whatever size they had."""
-    # Earlier checkpoints name these buffers only in the training state.
-    resized = {**saved.resized, **(saved.state.buffers if saved.state else {})}
-    weights.load_weights(saved.weights, models, str(saved.path), resized)
+    weights.load_weights(saved.weights, models, str(saved.path), saved.resized)
 
 
 def _check_phases(state: TrainingState, models: Models, where: str) -> None:
     """Raise if the state lacks a phase of the run, or has another."""
     brains, modules = unique_brains(models).keys(), unique_modules(models).keys()
     owners = {"updaters": models.keys(), "optim_schedulers": brains, "gradients": brains}
-    owners |= {"frozen.begun": modules, "frozen.now": modules, "buffers": modules} if state.frozen else {}
+    owners |= {"frozen.begun": modules, "frozen.now": modules} if state.frozen else {}
     if models and (gone := state.updaters.keys() - models.keys()):
         raise CheckpointError(f"{where}: has the phase '{min(gone)}', and the run has none such; {_REMEDY}")
     for key, phases in owners.items():
@@ -100,9 +97,6 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, SchedulerSta
         if saved.classes != now:
             raise CheckpointError(f"{where}: '{name}' was {saved.classes}, and is now {now}; {_REMEDY}")
         with fitting(where, f"'{name}'", _REMEDY):
-            if "optimizer" in saved.state and CONFIG_OPTIONS not in saved.state["optimizer"]:
-                what = f"{where}: '{name}' was saved without what the config said of it"
-                logger.warning(f"{what}; its options stay as they were saved, whatever the config says now")
             scheduler.load_state_dict(saved.state)
 
 

@@ -17,9 +17,10 @@ from pipeline.checkpoint.load_errors import fitting
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import Models, unique_brains
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, FormatError
 
-VERSION = 2
+# The format of the training state. A state of another format cannot be resumed.
+VERSION = 3
 
 # Of the parts that the ranks have saved, by rank, what the rank that is named goes on with.
 _Rule = Callable[[Sequence[Any], int], Any]
@@ -113,6 +114,21 @@ class MeterState(StateModel):
     recent_count: Amount = Field(alias="_recent_count")
 
 
+class RandomState(StateModel):
+    """The states of the random generators."""
+
+    python: tuple[int, tuple[int, ...], float | None]
+    torch: Tensor
+    numpy: tuple[str, list[int], int, int, float] | None
+    cuda: list[Tensor]
+
+
+class GeneratorStates(RandomState):
+    """The same, and the states of further generators, by name."""
+
+    own: dict[str, Any]
+
+
 class CursorState(StateModel):
     """The place in one epoch of a loader, as ``DataCursor`` has it.
 
@@ -130,8 +146,8 @@ class CursorState(StateModel):
     taken: int
     stand_ins: int
     place: OwnState | None
-    begun: OwnState | None
-    ahead: OwnState | None
+    begun: GeneratorStates | None
+    ahead: GeneratorStates | None
     is_own: bool
 
 
@@ -146,8 +162,8 @@ class PassState(StateModel):
         logged: what was logged so far, by name.
         discarded: of each optimizer, how many windows were discarded for their gradients, and the first parameter
             with such a gradient.
-        metrics: the state of each of the ``train_metrics``, which earlier versions lack; or those of several ranks.
-        average, nonfinite: the mean loss and the losses that are not finite, as a Brain itself counts them; likewise.
+        metrics: the state of each of the ``train_metrics``, or the states of several ranks.
+        average, nonfinite: the mean loss and the losses that are not finite, as a Brain itself counts them.
     """
 
     step: int
@@ -156,9 +172,9 @@ class PassState(StateModel):
     train_loss: MeterState
     logged: dict[str, MeterState]
     discarded: list[tuple[int, str]]
-    metrics: Mapping[str, OwnState | list[OwnState]] = {}
-    average: float | None = None
-    nonfinite: int = 0
+    metrics: Mapping[str, OwnState | list[OwnState]]
+    average: float | None
+    nonfinite: int
 
 
 class BestState(StateModel):
@@ -238,8 +254,8 @@ class LoopState(StateModel):
         passes: phase -> how many passes over it were begun.
         validation: of the runner.
         iterations: phase -> name -> the iteration that a number is of.
-        asked_updates: the updates when it was last asked what is due. Earlier versions lack it.
-        epoch_began: the counters when the running epoch, or the last one, began. Earlier versions lack it.
+        asked_updates: the updates when it was last asked what is due; None: nothing is due by updates.
+        epoch_began: the counters when the running epoch, or the last one, began.
     """
 
     outer: list[EntryState]
@@ -248,8 +264,8 @@ class LoopState(StateModel):
     passes: dict[str, int]
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
-    asked_updates: int | None = None
-    epoch_began: EpochStart | None = None
+    asked_updates: int | None
+    epoch_began: EpochStart
 
     @model_validator(mode="after")
     def _check_leader(self) -> Self:
@@ -258,55 +274,18 @@ class LoopState(StateModel):
             raise ValueError(f"its leader, {self.leader}, is no open pass")
         return self
 
-    def open_passes(self) -> list[EntryState]:
-        """The passes that were begun and are not over."""
-        return [entry for entry in [*self.outer, *(self.inner or [])] if entry.state]
-
-
-class LoopState1(StateModel):
-    """Where the loop is, as version 1 had it; the counters say in which epoch, and in which phase of it."""
-
-    running: PassState | None = Field(alias="pass")
-    trained: bool
-    validation: ValidationState
-    iterations: dict[str, dict[str, int]]
-
-    def upgrade(self, epoch: int, index: int, phases: Sequence[str], metrics: Mapping[str, Numbers]) -> LoopState:
-        """The same as it is now.
-
-        Args:
-            epoch: the epochs that are over.
-            index: of the phase whose turn it is.
-            phases: their names, in order.
-            metrics: phase -> the numbers of the running epoch.
-        """
-        inner = [
-            EntryState.new("pass", phase, epoch, over=True, validated=number < index, numbers=metrics.get(phase, {}))
-            for number, phase in enumerate(phases[: index + self.trained])
-        ]
-        if self.running:
-            inner.append(
-                EntryState.new("pass", phases[index], epoch, done=self.running.cursor.taken, state=self.running)
-            )
-        begun = {entry.phase for entry in inner}
-        return LoopState(
-            outer=[EntryState.new("epochs", "", epoch)],
-            inner=inner or None,
-            leader=len(inner) if self.running else None,
-            passes={phase: epoch + (phase in begun) for phase in phases},
-            validation=self.validation,
-            iterations=self.iterations,
-        )
+    def has_open_pass(self) -> bool:
+        """Return whether a pass was begun and is not over."""
+        return any(entry.state for entry in [*self.outer, *(self.inner or [])])
 
 
 class Counters(StateModel, extra="ignore"):
-    """Those that every training has, and which phase of an epoch it is; in ``state.json``."""
+    """The counters that every training has; they are in ``state.json``."""
 
     iteration: int
     update: int
     epoch: int
     samples: int
-    phase_index: int = 0
 
 
 class SchedulerState(StateModel):
@@ -317,25 +296,16 @@ class SchedulerState(StateModel):
 
 
 class WindowState(StateModel):
-    """The accumulation window of an OptimScheduler, and of its last update what earlier versions lack."""
+    """The accumulation window of an OptimScheduler, and the rate and gradient norm of its last update."""
 
     real_step: int
     batches: int
     samples: Amount
     discards: bool
-    rate: float | None = None
-    gradient_norm: float | None = None
-    owns_gradients: bool = False
-    discarded_windows: int = 0
-
-
-class RandomState(StateModel):
-    """The states of the random generators."""
-
-    python: tuple[int, tuple[int, ...], float | None]
-    torch: Tensor
-    numpy: tuple[str, list[int], int, int, float] | None
-    cuda: list[Tensor]
+    rate: float | None
+    gradient_norm: float | None
+    owns_gradients: bool
+    discarded_windows: int
 
 
 class FitState(StateModel):
@@ -345,14 +315,19 @@ class FitState(StateModel):
         epochs: the numbers of those that are done.
         metrics: the numbers of the last of them.
         generators: the states of the random generators of the Brain and of its data, by name.
-        running: the pass of an epoch that is not over; without a state where version 1 saved its weights alone.
+        running: the pass of an epoch that is not over; None between two epochs.
     """
 
     epochs: list[int]
     metrics: dict[str, Any]
-    # Earlier checkpoints have none.
-    generators: dict[str, Any] = {}
+    generators: dict[str, Any]
     running: EntryState | None
+
+    @model_validator(mode="after")
+    def _check_running(self) -> Self:
+        if self.running and not self.running.state:
+            raise ValueError("its running pass has no state")
+        return self
 
 
 class FrozenState(StateModel):
@@ -399,26 +374,22 @@ class ExperimentState(StateModel):
     validated: int
     numbers: ReportedState
     attributes: dict[str, Any]
-    # Earlier checkpoints have none.
-    objects: dict[str, Any] = {}
-    # Earlier checkpoints have none.
-    generators: dict[str, Any] = {}
+    objects: dict[str, Any]
+    generators: dict[str, Any]
     lines: int | None
     state: OwnState
     best: BestState | None
 
 
-class MidEpochState(StateModel, extra="ignore"):
+class MidEpochState(StateModel):
     """What decides the order of the data.
 
     Attributes:
-        phases: in order; of version 1.
         dataset: the order of each dataset; None for a stream.
         generators: the states of the random generators of the Brains, the updaters and the data, by name.
         overfit_batches: of the runner.
     """
 
-    phases: list[str] = []
     dataset: dict[str, OwnState | None]
     generators: dict[str, Any]
     overfit_batches: int | None
@@ -449,17 +420,16 @@ class TrainingState(StateModel):
         experiment: where an experiment is.
         recoverables: name -> the state of what ``add_recoverable`` has named.
         parts: place -> the state of another part of the models; None: there is none.
-        objects: the same for an object of the user. Earlier versions lack it.
+        objects: the same for an object of the user's class.
         frozen: which parameters are not trained; None: nobody has asked.
         modes: which modules training uses in evaluation mode, of each phase and of each module among the
-            parts; None: nobody has asked. Earlier versions lack it.
-        buffers: phase -> the names of the buffers that have changed in size or type.
-        stopped: why ``stop`` has ended the training; None: it has not. Earlier versions lack it.
-        requested: what ``request`` has asked for that is not done. Earlier versions lack it.
-        seconds: the training time of a runner with ``max_time``; None: it has none. Earlier versions lack it.
+            parts; None: nobody has asked.
+        stopped: why ``stop`` has ended the training; None: it has not.
+        requested: what ``request`` has asked for that is not done.
+        seconds: the training time of a runner with ``max_time``; None: it has none.
     """
 
-    version: Literal[2]
+    version: Literal[3]
     updaters: dict[str, OwnState]
     optim_schedulers: dict[str, dict[str, SchedulerState]]
     gradients: dict[str, dict[str, Tensor]]
@@ -470,13 +440,12 @@ class TrainingState(StateModel):
     experiment: ExperimentState | None
     recoverables: dict[str, Any]
     parts: dict[str, Any]
-    objects: dict[str, Any] = {}
+    objects: dict[str, Any]
     frozen: FrozenState | None
-    modes: ModesState | None = None
-    buffers: dict[str, list[str]]
-    stopped: str | None = None
-    requested: list[str] = []
-    seconds: float | None = None
+    modes: ModesState | None
+    stopped: str | None
+    requested: list[str]
+    seconds: float | None
 
     @classmethod
     def capture(
@@ -507,31 +476,30 @@ class TrainingState(StateModel):
             "recoverables": {name: _state_of(name, recoverable) for name, recoverable in recoverables.items()},
         }
         changes = initial.changes(models, updaters, recoverables) if initial else {}
-        return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
+        return super().from_tree({**_DEFAULTS, **own, **changes, **more}, "the training state")
 
     @classmethod
-    def from_tree(cls, tree: Any, where: str, counters: Mapping[str, Any] | None = None) -> Self:
-        """The state that a checkpoint holds, also of version 1, which had no number.
+    def from_tree(cls, tree: Any, where: str) -> Self:
+        """Return the state that a checkpoint holds.
 
         Args:
             tree: nested dicts and lists.
             where: the checkpoint, for messages.
-            counters: of the checkpoint; they say where a loop of version 1 is.
 
         Raises:
-            CheckpointError: a key is missing, unknown, or of another type; or the version is another.
+            FormatError: the state has another format.
+            CheckpointError: a key is missing, unknown, or of another type.
         """
-        counted = Counters.from_tree(counters or dict.fromkeys(Counters.model_fields, 0), f"{where}: counters")
+        # The first format had no number.
         version = tree.get("version", 1) if isinstance(tree, Mapping) else VERSION
-        if type(version) is not int or version not in {1, VERSION}:
-            what = f"version is {brief(version)}, and this version of pipeline reads 1 and {VERSION}"
-            raise CheckpointError(f"{where}: {what}; use the version that saved it, or another checkpoint")
-        if version == VERSION:
-            return super().from_tree(tree, where)
-        state = super().from_tree(_of_version_1(tree), where)
-        if tree.get("loop") is not None:
-            state.loop = _loop_of_version_1(tree["loop"], state, f"{where}: loop", counted)
-        return state
+        if type(version) is not int or version != VERSION:
+            what = (
+                f"its training state has format {brief(version)}, and this version of pipeline reads format {VERSION}"
+            )
+            resume = "resume it with the version that saved it"
+            start = f"start a new run with init_model_path: {where} (its weights can still be loaded)"
+            raise FormatError(f"{where}: {what}; {resume}, or {start}")
+        return super().from_tree(tree, where)
 
     def on_rank(self, rank: int, own: Sequence[Mapping[str, list[Any]]], where: str, *, same: bool) -> Self:
         """The state with which one rank goes on from that of rank 0.
@@ -632,35 +600,20 @@ def _changed(tree: Any, place: Sequence[str], change: Callable[[Any], Any]) -> A
     return {**tree, **{key: _changed(tree[key], place[1:], change) for key in keys}}
 
 
-# What a state may lack when it is captured, and in version 1.
-_OPTIONAL: dict[str, Any] = {
-    "metrics": {}, "loop": None, "fit": None, "experiment": None, "recoverables": {}, "parts": {}, "frozen": None, "buffers": {},
-}  # fmt: skip
-
-
-def _of_version_1(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of version 1 as it is now, but for the loop."""
-    new = {**_OPTIONAL, **tree, "version": VERSION, "loop": None}
-    if isinstance(new["fit"], Mapping):
-        new["fit"] = {**new["fit"], "running": None}
-    elif "fit" in tree:
-        # Weights alone, saved within an epoch.
-        new |= {"updaters": {}, "optim_schedulers": {}, "gradients": {}, "random": random_state()}
-        new["fit"] = {"epochs": [], "metrics": {}, "running": EntryState.new("pass", "", 0).to_tree()}
-    if "data" in tree:
-        experiment = {name: new.pop(name) for name in ExperimentState.model_fields.keys() & tree}
-        own = {name: new.pop(name) for name in tree if name in new.keys() - TrainingState.model_fields}
-        new["experiment"] = {"lines": None, **experiment, "state": own}
-    return new
-
-
-def _loop_of_version_1(loop: Any, state: TrainingState, where: str, counters: Counters) -> LoopState:
-    """Where a loop of version 1 is; its phases are known to another part of the state."""
-    old, own = LoopState1.from_tree(loop, where), state.recoverables.get(MID_EPOCH)
-    phases = MidEpochState.from_tree(own, f"{where}: {MID_EPOCH}").phases if own else [*state.updaters]
-    if counters.phase_index not in range(len(phases)):
-        raise CheckpointError(f"{where}: phase_index {counters.phase_index} is of no phase; use another checkpoint")
-    return old.upgrade(counters.epoch, counters.phase_index, phases, state.metrics)
+# The parts of a state that not every training has.
+_DEFAULTS: dict[str, Any] = {
+    "metrics": {},
+    "loop": None,
+    "fit": None,
+    "experiment": None,
+    "parts": {},
+    "objects": {},
+    "frozen": None,
+    "modes": None,
+    "stopped": None,
+    "requested": [],
+    "seconds": None,
+}
 
 
 def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:

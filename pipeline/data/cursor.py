@@ -108,7 +108,7 @@ class DataCursor:
         self.has_more: bool | None = None
         self.is_own = begun is not None
         self._generators = generators
-        self._begun = begun
+        self._begun = None if begun is None else {"own": {}, **begun}
         self._device = device
         self._world = world
         self._name = name
@@ -180,9 +180,12 @@ class DataCursor:
             if self.taken and (sampler := random_sampler_of(self.source)):
                 what = f"{self._name}: {sampler} draws another order than the one of the batches that were taken"
                 logger.warning(f"{what}, since only their number is known; load a whole state, or use make_loader")
-            self._begun = random_state(self._generators())
+            self._begun = self._generator_states()
         elif self._restores:
             restore_random_state(self._begun, self._generators())
+
+    def _generator_states(self) -> dict[str, Any]:
+        return {"own": {}, **random_state(self._generators())}
 
     def over(self) -> bool:
         """Return whether all batches were taken. Unless the length is certain, one batch is read ahead for this.
@@ -197,7 +200,7 @@ class DataCursor:
             batches = self.open()
             self._place = self._place_after(self.taken)
             if self._replays:
-                self._before_ahead = random_state(self._generators())
+                self._before_ahead = self._generator_states()
             self._ahead = list(islice(batches, 1))
             if not self._ahead and self.taken < (self._claimed or 0):
                 raise self._too_short(self._claimed)

@@ -211,7 +211,7 @@ class Stream(IterableDataset[Any]):
         if self.state and self.state["draws"]:
             with rng.drawing():
                 restore_cpu_random_state(self.state["draws"])
-                restore_states(rng.own, self.state.get("own", {}))
+                restore_states(rng.own, self.state["own"])
         samples = self._samples(divides, rng)
         if self.shuffle_buffer:
             # Drawn apart from the dataset, whose draws have to be the same in all workers.
@@ -261,7 +261,7 @@ class Stream(IterableDataset[Any]):
             if self.dataset is None:
                 what = f"{kind}.shard(rank={number}, count={count}) returned None"
                 raise DataError(f"{self.where}: {what}; return the dataset to iterate, self if it has changed itself")
-            rng.adopt(generators_in(self.dataset), self.state.get("own", {}) if self.state else {})
+            rng.adopt(generators_in(self.dataset), self.state["own"] if self.state else {})
         if self.state:
             self.dataset.load_state_dict(self.state["dataset"])
         elif self.initial_state is not None and not divides:

@@ -11,7 +11,7 @@ from pipeline.checkpoint.load_errors import fitting
 from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import MidEpochState
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.data.fetch import changed_order
 from pipeline.data.generators import generators_of_phases
@@ -25,12 +25,10 @@ class MidEpoch:
     Args:
         context: of the runner.
         settings: of the runner.
-        phases: of the runner.
     """
 
-    def __init__(self, context: Context, settings: RunnerSchema, phases: list[PhaseSchema]) -> None:
+    def __init__(self, context: Context, settings: RunnerSchema) -> None:
         self.context, self.settings = context, settings
-        self.datasets = {phase.name: phase.dataset_name or "" for phase in phases}
         self._loaded: MidEpochState | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,8 +65,7 @@ class MidEpoch:
             CheckpointError: something has changed that may not.
         """
         loop = checkpoint.state.loop if checkpoint.state else None
-        passes = loop.open_passes() if loop else []
-        if self._loaded is None or not passes:
+        if self._loaded is None or loop is None or not loop.has_open_pass():
             return
         now, key = self.settings.overfit_batches, f"runner.{self.settings.name}.overfit_batches"
         if changes := changed_order(self._loaded.overfit_batches, now, key):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from loguru import logger
 from torch.distributed.distributed_c10d import Store
 
-from pipeline.checkpoint import layout, storage, store
+from pipeline.checkpoint import layout, reader, storage, store
 from pipeline.checkpoint.storage import short, storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
@@ -346,12 +346,15 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], ba
     Raises:
         ConfigError: the run has no such runner.
         NoCheckpointError: the checkpoint is damaged; nothing has changed.
+        CheckpointError: its training state cannot be read; nothing has changed.
         StorageError: the storage refuses.
     """
     runner = checkpoint.parent.parent.name
     if runner not in runners:
         raise ConfigError(f"{checkpoint}: the run has no runner '{runner}'{one_of(runner, runners)}")
     store.verify(checkpoint)
+    # Reading the state raises if it has another format.
+    _ = reader.read_checkpoint(checkpoint).state
     # From the end on: what is left at any moment goes together.
     for later in reversed(runners[runners.index(runner) + 1 :]):
         _reset_runner(directory, later, backup)

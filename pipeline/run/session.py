@@ -456,7 +456,7 @@ class RunnerSession:
         self.context = _new_context(self.config, self.settings, run.world)
         self.context.update(device=run.devices[name], hooks=self.hooks, run_dir=run_dir)
         self.context.update(checkpointer=RunCheckpointer(self.store), resources=self.resources)
-        self.mid_epoch = MidEpoch(self.context, self.settings, self.config.phases(self.settings))
+        self.mid_epoch = MidEpoch(self.context, self.settings)
         self.entered_runner = self.exited = self.completed = False
         self.remember_protected()
         run.sessions[name] = self

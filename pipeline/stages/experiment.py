@@ -669,7 +669,8 @@ class ExperimentBase(RunnerBase):
         """Have the user's ``new_epoch`` start the interrupted epoch again, before anything that it changes is restored."""
         self._in_epoch = True
         self._cursor = self._new_cursor((), self._cursor.epoch)
-        restore_random_state(place.begun or {}, self._generators())
+        if place.begun is not None:
+            restore_random_state(place.begun.to_tree(), self._generators())
         self.epoch -= 1
         # It has warned when it was called first, and a schedule that it steps may warn that no optimizer has.
         with catch_warnings(action="ignore"):

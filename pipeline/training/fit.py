@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from loguru import logger
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from pipeline.checkpoint import reader, storage, store
+from pipeline.checkpoint import reader, storage
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.restore import restore_training
@@ -150,34 +150,31 @@ class Fit(PassLoop):
         self.before_batch = lambda **_: plugin.before_batch()
 
     def restore(self) -> None:
-        """Restore the newest checkpoint from which a fit can go on; newer ones are set aside."""
+        """Restore the newest checkpoint from which a fit can go on."""
         checkpointer = self.brain.checkpointer
-        if checkpointer:
-            checkpointer.store.begin(self.context["model"])
-        while checkpointer and (checkpoint := checkpointer.store.newest_valid()):
-            if checkpoint.weights.keys() != {NAME} or (checkpoint.state and not checkpoint.state.fit):
-                what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
-                raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
-            fit = checkpoint.state.fit if checkpoint.state else None
-            if not (fit and fit.running) or fit.running.state:
-                checkpointer.session.refuse_lacking(checkpoint)
-                restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer.store.initial)
-                if fit:
-                    restore_states(self.generators(), fit.generators)
-                    for name in lacking(self.generators(), fit.generators):
-                        what = f"{checkpoint.path}: has the state of the random generator {name}"
-                        logger.warning(f"{what}, and the Brain and its data have none such")
-                    self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
-                    self.saved_modes = checkpoint.state.modes if checkpoint.state else None
-                    logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
-                else:
-                    what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
-                    logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
-                return
-            if current_world().is_main:
-                moved = store.quarantine(checkpoint.path)
-                message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
-                logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
+        if checkpointer is None:
+            return
+        checkpointer.store.begin(self.context["model"])
+        checkpoint = checkpointer.store.newest_valid()
+        if checkpoint is None:
+            return
+        is_fit = checkpoint.weights.keys() == {NAME}
+        state = checkpoint.state if is_fit else None
+        if state is None or state.fit is None:
+            what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
+            raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
+        fit = state.fit
+        checkpointer.session.refuse_lacking(checkpoint)
+        restore_training(checkpoint, self.context, checkpointer.recoverables, checkpointer.store.initial)
+        restore_states(self.generators(), fit.generators)
+        for name in lacking(self.generators(), fit.generators):
+            what = f"{checkpoint.path}: has the state of the random generator {name}"
+            logger.warning(f"{what}, and the Brain and its data have none such")
+        self.epochs = fit.epochs
+        self.metrics = fit.metrics
+        self.running = fit.running
+        self.saved_modes = state.modes
+        logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
 
     def generators(self) -> dict[str, Any]:
         """The random generators of the Brain and its data, by name."""

@@ -821,7 +821,7 @@ class TrainLoop(PassLoop):
             raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
         state = checkpoint.state.loop
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
-        self._epoch_began = state.epoch_began or self._new_epoch_start()
+        self._epoch_began = state.epoch_began
         self.validation.load_state_dict(state.validation.to_tree())
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.

@@ -777,8 +777,8 @@ class OptimScheduler(ABC):
             parameter = self.guard.names[name]
             parameter.grad = gradient.to(parameter.device, copy=True)
         self._load_window(WindowState.from_tree(state_dict["window"], "window"))
-        length = state_dict.get("accum_grad", self.accum_grad)
-        if state_dict.get("configured_accum_grad", length) == self.accum_grad:
+        length = state_dict["accum_grad"]
+        if state_dict["configured_accum_grad"] == self.accum_grad:
             # What a plugin has set goes on.
             self.accum_grad = length
         elif self.window.batches and length != self.accum_grad:

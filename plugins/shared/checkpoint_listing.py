@@ -29,7 +29,7 @@ class Checkpoint:
         counters: the counters of the run, ``epoch`` and others.
         size: bytes of all of its files.
         metrics: phase -> name -> number.
-        iterations: phase -> name -> the iteration that a number is of; empty where an earlier version saved it.
+        iterations: phase -> name -> the iteration that a number is of.
         apart: what it is if it is not one that a run would go on from; ``""``.
         problem: what is wrong with it as far as that shows without reading all of it.
         newest: whether no other is of a higher step.
@@ -138,8 +138,7 @@ def describe_checkpoint(path: Path) -> Checkpoint:
     except CheckpointError as error:
         return Checkpoint(path, layout.step_of(path), size=_size(path), problem=str(error))
     counters = state["train_state"]
-    iterations = state.get("iterations", {})
-    return Checkpoint(path, counters["iteration"], counters, size, state["metrics"], iterations=iterations)
+    return Checkpoint(path, counters["iteration"], counters, size, state["metrics"], iterations=state["iterations"])
 
 
 def _has_checkpoints(path: Path) -> bool:
@@ -157,8 +156,7 @@ def _best_steps(paths: list[Path]) -> list[int]:
         # A mapping stands there as the list of its items.
         for key in ("loop", "validation", "best", "kept"):
             state = next(value for name, value in state["dict"] if name == key)
-        # Version 1 had lists in place of tuples.
-        return [(entry["tuple"] if isinstance(entry, dict) else entry)[1] for entry in state]
+        return [entry["tuple"][1] for entry in state]
     except (CheckpointError, ValueError, KeyError, TypeError, StopIteration, RecursionError):
         # It was saved without, by an experiment of the user's own or where no best is kept.
         return []

@@ -7,14 +7,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.checkpoint import storage
 from pipeline.config import yaml_tree
-from pipeline.config.keys import fields
-from pipeline.config.schema import ABOUT, SECTIONS
+from pipeline.config.schema import ABOUT
 from pipeline.config.yaml_tree import MAX_BYTES, Origin
 from pipeline.errors import ConfigError, PipelineError
 
@@ -79,10 +77,6 @@ def _config(run_dir: Path) -> dict[str, Any]:
     file = run_dir / "config.yaml"
     text = _read(file).decode("utf-8", "surrogateescape")
     config = yaml_tree.parse(text, Origin(str(file))).plain(expanded=False)
-    for section, model in SECTIONS.items():
-        for item, (name, key) in product(config.get(section) or (), fields(model).items()):
-            # A run of an earlier version does not have it, and did as the default does.
-            item.setdefault(name, key.get_default(call_default_factory=True))
     own = {name: value for name, value in config.items() if name not in (*ABOUT, "workspace")}
     return {"workspace": config.get("workspace"), **_relative(own, f"{config.get('workspace')}/")}
 

@@ -281,14 +281,6 @@ def checkpoints(folder: Path, *numbers: dict[str, dict[str, Any]], of: tuple[int
     return made
 
 
-def as_an_earlier_version(folder: Path) -> None:
-    """Take away the iterations of the numbers."""
-    for path in folder.rglob("state.json"):
-        state = json.loads(path.read_text())
-        del state["iterations"]
-        path.write_text(json.dumps(state))
-
-
 @pytest.mark.parametrize(
     ("values", "mode", "step"),
     [
@@ -329,14 +321,6 @@ def test_where_all_numbers_are_of_earlier_iterations_it_is_said_when_to_save(tmp
     message = "no checkpoint is of an iteration in which 'loss' was reported; save where it is validated, as keep_best"
     with pytest.raises(CheckpointError, match=message):
         made.best("loss", "min")
-
-
-def test_of_neighbours_that_an_earlier_version_saved_with_the_same_numbers_the_first_counts(tmp_path: Path) -> None:
-    made = checkpoints(tmp_path, *({"main": {"loss": value}} for value in (3.0, 1.0, 1.0, 2.0)))
-    as_an_earlier_version(tmp_path)
-    best = made.best("loss", "min")
-    assert best is not None
-    assert best.name == "step-000000000002"
 
 
 def test_without_a_checkpoint_there_is_no_best(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A training state that lacks a key, or has another type or version, is an error that names the key."""
+"""A training state that lacks a key, or has a value of another type, is an error that names the key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from pipeline.checkpoint.safetensors_io import encode_tensors
 from pipeline.checkpoint.state import TrainingState
 from pipeline.errors import CheckpointError, PipelineError
 from pipeline.training.brain import Brain
-from tests.run.test_stopped_run import CHECKPOINT
 from tests.stages.test_experiment import Line
 from tests.training.conftest import Kill, KilledError, mse, table
 
@@ -37,7 +36,7 @@ Tree = dict[str, Any]
 Place = tuple[Any, ...]
 
 # The states of which only their owner knows what is in them.
-OWN = ["updaters.*", "optim_schedulers.*.*.state", "*.data", "data", "experiment.state", "optimizer"]
+OWN = ["updaters.*", "optim_schedulers.*.*.state", "*.place", "experiment.state", "optimizer"]
 OWN += ["loop.*.numbers", "fit.metrics", "recoverables.*", "parts.*", "*objects.*", "*attributes.*"]
 
 # Mappings of which the names are data: that one is missing shows nowhere, or only to the run.
@@ -46,7 +45,6 @@ BY_NAME = [
     "optim_schedulers*",
     "gradients*",
     "metrics*",
-    "buffers",
     "frozen.*",
     "modes.*",
     "recoverables",
@@ -157,14 +155,13 @@ def experimented(output: Path) -> Line:
 
 @pytest.fixture(scope="module")
 def checkpoints(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedCheckpoint]:
-    """Of a run, of an earlier version's, of an experiment, and of a Brain that was fitted."""
+    """Of a run, of an experiment, and of a Brain that was fitted."""
     folder = tmp_path_factory.mktemp("others")
     experiment = experimented(folder / "out")
     checkpointer = Checkpointer(folder / "fit")
     Fitted({"net": net()}, torch.optim.Adam, checkpointer=checkpointer).fit([1], BATCHES, BATCHES)
     paths = {
         "run": newest(run),
-        "version 1": CHECKPOINT,
         "fit": checkpointer.newest(),
         "experiment": experiment.checkpointer.newest(),
     }
@@ -182,39 +179,13 @@ class Fitted(Brain):
         return mse(predictions, batch[1])
 
 
-KINDS = ["run", "version 1", "experiment", "fit"]
-
-# What a state of version 1 did not have everywhere.
-OPTIONAL = {"loop", "metrics", "recoverables", "parts", "frozen", "buffers"}
-
-# What earlier states of version 2 did not have.
-LATER = [
-    "loop.asked_updates",
-    "loop.epoch_began",
-    "*state.metrics",
-    "*state.average",
-    "*state.nonfinite",
-    "stopped",
-    "modes",
-    "requested",
-    "seconds",
-    "objects",
-    "experiment.objects",
-    "experiment.generators",
-    "fit.generators",
-]
+KINDS = ["run", "experiment", "fit"]
 
 
-def has_to_be_there(keys: Place, kind: str) -> bool:
+def has_to_be_there(keys: Place) -> bool:
     """Whether a state without this key is damaged."""
-    if (
-        keys == ("version",)
-        or matches(place_of(keys), LATER)
-        or isinstance(keys[-1], int)
-        or (kind == "version 1" and OPTIONAL & {keys[0]} and not keys[1:])
-    ):
-        return False
-    return not matches(place_of(keys[:-1]), BY_NAME)
+    is_item = isinstance(keys[-1], int)
+    return keys != ("version",) and not is_item and not matches(place_of(keys[:-1]), BY_NAME)
 
 
 @pytest.mark.quick_cases(1)
@@ -222,24 +193,15 @@ def has_to_be_there(keys: Place, kind: str) -> bool:
 def test_a_key_that_is_missing_is_named(checkpoints: dict[str, LoadedCheckpoint], kind: str) -> None:
     checkpoint = checkpoints[kind]
     for keys in keys_of(checkpoint.training):
-        if has_to_be_there(keys, kind):
+        if has_to_be_there(keys):
             assert f"{keys[-1]} is missing" in problem(checkpoint, damaged(checkpoint.training, keys, True))
-
-
-def test_a_key_that_earlier_versions_lack_may_be_missing(checkpoints: dict[str, LoadedCheckpoint]) -> None:
-    found: set[str] = set()
-    for checkpoint in (checkpoints[kind] for kind in ("run", "experiment", "fit")):
-        later = [keys for keys in keys_of(checkpoint.training) if matches(place_of(keys), LATER)]
-        assert {problem(checkpoint, damaged(checkpoint.training, keys, True)) for keys in later} == {""}
-        found |= {pattern for pattern in LATER for keys in later if matches(place_of(keys), [pattern])}
-    assert found == {*LATER}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_of_another_type_is_named(checkpoints: dict[str, LoadedCheckpoint], kind: str) -> None:
     checkpoint = checkpoints[kind]
     for keys in keys_of(checkpoint.training):
-        if not matches(place_of(keys), ["recoverables.*", "parts.*", "*attributes.*", "optimizer"]):
+        if not matches(place_of(keys), ["version", "recoverables.*", "parts.*", "*attributes.*", "optimizer"]):
             told = problem(checkpoint, damaged(checkpoint.training, keys))
             assert re.search(rf"{re.escape(below('', keys[-1]))}(\[0\])?(: the state)? is ", told)
 
@@ -253,16 +215,6 @@ def test_a_key_that_nobody_knows_is_named_with_its_control_characters_escaped(
     unknown["random"] |= checkpoints[kind].training["random"]
     assert r": random.\x1b[31m\u202e is 1: extra inputs are not permitted; use another" in problem(
         checkpoints[kind], unknown
-    )
-
-
-@pytest.mark.parametrize("version", [0, 3, 2.0, True, "2", None, [2]])
-def test_a_state_of_another_version_is_refused_with_its_number(
-    checkpoints: dict[str, LoadedCheckpoint], version: Any
-) -> None:
-    told = problem(checkpoints["run"], {**checkpoints["run"].training, "version": version})
-    assert re.search(
-        r": version is .*, and this version of pipeline reads 1 and 2; use the version that saved it, or", told
     )
 
 
@@ -304,7 +256,6 @@ WRONG: list[tuple[Place, Any, str]] = [
     (("optim_schedulers", "q"), {}, "has the optim_schedulers , and the run has main"),
     (("updaters", "p", "iteration"), "4", r"updaters\.p: Updater\.set_state_dict: 'iteration' is '4'"),
     (("updaters",), {"p": {"iteration": 1, "epoch": 1}}, "updaters has no phase 'q', and the run has one"),
-    (("buffers",), {}, "buffers has no phase 'p', and the run has one"),
     (("recoverables", "mid_epoch", "overfit_batches"), "p", r"\.mid_epoch: mid_epoch: overfit_batches is 'p'"),
     (("recoverables", "mid_epoch", "dataset", "d"), 1, r"mid_epoch: dataset\.d is 1"),
     (("recoverables", "plugin:metric_log"), {"metrics": 1}, "plugin:metric_log: metric_log: timing is missing"),

@@ -246,7 +246,16 @@ def with_best(kept: Any) -> TrainingState:
     """The state of a loop that has kept these."""
     best = {"value": 0.0, "iteration": 0, "kept": kept, "reported": {}}
     validation = {"validated": {}, "running": False, "best": best}
-    loop = {"outer": [], "inner": None, "leader": None, "passes": {}, "validation": validation, "iterations": {}}
+    loop = {
+        "outer": [],
+        "inner": None,
+        "leader": None,
+        "passes": {},
+        "validation": validation,
+        "iterations": {},
+        "asked_updates": None,
+        "epoch_began": {"iteration": 0, "update": 0},
+    }
     return TrainingState.capture({}, {}, None, loop=loop)
 
 

@@ -22,7 +22,7 @@ from pipeline import Brain, Updater
 from pipeline.checkpoint import layout, reader, store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state
-from pipeline.checkpoint.state import RandomState, TrainingState, own_parts
+from pipeline.checkpoint.state import VERSION, RandomState, TrainingState, own_parts
 from pipeline.checkpoint.storage import Disk
 from pipeline.distributed.world import Failure, PeerError, World, current_world
 from pipeline.errors import CheckpointError, ExitCode, PipelineError
@@ -222,9 +222,12 @@ def test_objects_of_the_user_are_saved_by_each_rank(two_ranks: Ranks, folder: Pa
 def state_of(rank: int) -> dict[str, Any]:
     """A training state as a rank has it in an open window: of its own are samples, a metric, a place and a number."""
     meter = dict.fromkeys(("batches", "samples", "nonfinite", "_total", "_count", "_recent_total", "_recent_count"), 0)
+    cursor = {
+        "epoch": 0, "taken": 4, "stand_ins": rank, "place": {"place": rank}, "begun": None, "ahead": None, "is_own": False,
+    }  # fmt: skip
     passed = {
-        "step": 4, "taken": 4 - rank, "data": {"place": rank}, "began": 0, "train_loss": {**meter, "first": None},
-        "logged": {}, "discarded": [], "metrics": {"mae": {"samples": 10 + rank}},
+        "step": 4, "cursor": cursor, "began": 0, "train_loss": {**meter, "first": None},
+        "logged": {}, "discarded": [], "metrics": {"mae": {"samples": 10 + rank}}, "average": None, "nonfinite": 0,
     }  # fmt: skip
     entry = {
         "kind": "pass", "phase": "main", "over": False, "number": 0, "repeat": False, "first": 0, "numbers": {},
@@ -233,14 +236,16 @@ def state_of(rank: int) -> dict[str, Any]:
     loop = {
         "outer": [], "inner": [entry], "leader": 0, "passes": {"main": 1}, "iterations": {},
         "validation": {"validated": {}, "running": False, "best": None},
+        "asked_updates": None, "epoch_began": {"iteration": 0, "update": 0},
     }  # fmt: skip
     window = {"real_step": 1, "batches": 2, "samples": 8 + rank, "discards": rank == 1}
     seed(rank)
     return {
-        "version": 2, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
+        "version": VERSION, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
         "gradients": {"main": {"weight": torch.tensor([1.0 + rank]), **({"bias": torch.ones(1)} if rank else {})}},
         "random": random_state(), "metrics": {}, "loop": loop, "fit": None, "experiment": None,
-        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "objects": {"a": rank}, "frozen": None, "buffers": {},
+        "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "objects": {"a": rank}, "frozen": None, "modes": None,
+        "stopped": None, "requested": [], "seconds": None,
     }  # fmt: skip
 
 
@@ -267,7 +272,8 @@ def test_gradients_of_other_ranks_are_zeros_of_the_same_names() -> None:
 
 
 def test_the_first_rank_goes_on_with_the_metrics_of_all() -> None:
-    passes = [entry.state for rank in range(2) if (loop := gone_on(rank).loop) for entry in loop.open_passes()]
+    loops = [gone_on(rank).loop for rank in range(2)]
+    passes = [entry.state for loop in loops if loop for entry in loop.inner or []]
     metrics = [{"samples": 10}, {"samples": 11}, {"samples": 12}]
     assert [own and own.metrics for own in passes] == [{"mae": metrics}, {}]
 

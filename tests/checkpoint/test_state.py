@@ -1,4 +1,4 @@
-"""The training state: what it has to have, and how those of earlier versions are read."""
+"""The parts of the training state, and their trees."""
 
 from __future__ import annotations
 
@@ -7,102 +7,74 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.checkpoint.pytree import load_state
-from pipeline.checkpoint.state import EntryState, LoopState, LoopState1, MeterState
+from pipeline.checkpoint.state import EntryState, LoopState, MeterState
+from pipeline.errors import CheckpointError
 from pipeline.training.meters import Meter
-from tests.run.test_stopped_run import CHECKPOINT
 
 Tree = dict[str, Any]
-PHASES = ["a", "b", "c"]
-LATER = {"metrics": {}, "average": None, "nonfinite": 0}
-VALIDATION = {"validated": {"a": 4}, "running": False, "best": None}
 
 
-def meter(**changes: Any) -> Tree:
+def open_pass() -> Tree:
+    """A pass that is open after two batches."""
     counts = dict.fromkeys(("batches", "samples", "nonfinite", "_count", "_recent_count"), 0)
-    return {**counts, "first": None, "_total": 0.0, "_recent_total": 0.0, **changes}
+    meter = {**counts, "first": (1, float("inf")), "_total": 1.5, "_recent_total": 0.0}
+    return {
+        "step": 2,
+        "cursor": {
+            "epoch": 3,
+            "taken": 2,
+            "stand_ins": 0,
+            "place": None,
+            "begun": None,
+            "ahead": None,
+            "is_own": False,
+        },
+        "began": 4,
+        "train_loss": meter,
+        "logged": {"x": meter},
+        "discarded": [(1, "w")],
+        "metrics": {},
+        "average": 0.75,
+        "nonfinite": 0,
+    }
 
 
-def open_pass(**changes: Any) -> Tree:
-    lists = {"logged": {"x": meter(first=(1, float("inf")))}, "discarded": [(1, "w")]}
-    return {"step": 2, "taken": 2, "data": None, "began": 4, "train_loss": meter(_total=1.5), **lists, **changes}
+def loop(*, leader: int | None = 1, best: Tree | None = None) -> Tree:
+    """A loop in epoch 3, in an open pass over the phase `a`."""
+    epochs = EntryState.new("epochs", "", 3).to_tree()
+    running = EntryState.new("pass", "a", 3, done=2).to_tree()
+    return {
+        "outer": [epochs],
+        "inner": [{**running, "state": open_pass()}],
+        "leader": leader,
+        "passes": {"a": 4},
+        "validation": {"validated": {"a": 4}, "running": False, "best": best},
+        "iterations": {"a": {"loss": 5}},
+        "asked_updates": None,
+        "epoch_began": {"iteration": 4, "update": 4},
+    }
 
 
-def entry(**changes: Any) -> EntryState:
-    """A pass that has begun in epoch 3."""
-    flags = {"over": False, "repeat": False, "validated": False}
-    return EntryState(
-        **{"kind": "pass", "number": 3, "first": 0, "numbers": {}, "done": 0, "state": None, **flags, **changes}
-    )
+def test_loop_from_its_tree_is_the_same() -> None:
+    tree = loop()
+    state = LoopState.from_tree(tree, "here")
+    assert state.has_open_pass()
+    assert state.to_tree() == tree
 
 
-def upgraded(index: int, running: Tree | None = None, *, trained: bool = False) -> LoopState:
-    """A state of version 1 in epoch 3 of the phases a, b and c."""
-    iterations = {"a": {"loss": 5}}
-    old = {"pass": running, "trained": trained, "validation": VALIDATION, "iterations": iterations}
-    metrics: Any = {"a": {"loss": 0.5, "valid_loss": 0.25}, "b": {"loss": 0.75}}
-    loop = LoopState1.model_validate(old).upgrade(3, index, PHASES, metrics)
-    assert (loop.validation.to_tree(), loop.iterations) == (VALIDATION, iterations)
-    assert loop.outer == [entry(kind="epochs", phase="", number=3)]
-    return loop
-
-
-def test_between_two_epochs_of_version_1_nothing_is_in_work() -> None:
-    loop = upgraded(0)
-    assert (loop.inner, loop.leader, loop.passes) == (None, None, {"a": 3, "b": 3, "c": 3})
-
-
-def test_phases_before_the_current_one_of_version_1_are_over_and_validated() -> None:
-    loop = upgraded(2)
-    numbers: Any = {"loss": 0.5, "valid_loss": 0.25}, {"loss": 0.75}
-    over = [
-        entry(phase=phase, over=True, validated=True, numbers=each) for phase, each in zip("ab", numbers, strict=True)
-    ]
-    assert loop.inner == over
-    assert (loop.leader, loop.passes) == (None, {"a": 4, "b": 4, "c": 3})
-
-
-def test_the_pass_in_which_version_1_was_saved_leads() -> None:
-    loop = upgraded(1, open_pass())
-    assert loop.inner
-    leader = [*loop.outer, *loop.inner][loop.leader or 0]
-    assert leader == loop.inner[1]
-    assert (leader.phase, leader.over, leader.number, leader.validated) == ("b", False, 3, False)
-    assert leader.state
-    assert leader.state.to_tree() == {**open_pass(), **LATER}
-    assert loop.passes == {"a": 4, "b": 4, "c": 3}
-
-
-def test_a_phase_that_version_1_has_trained_is_over_and_not_validated() -> None:
-    loop = upgraded(1, trained=True)
-    assert loop.inner
-    assert loop.inner[1] == entry(phase="b", over=True, numbers={"loss": 0.75})
-    assert (loop.leader, loop.passes) == (None, {"a": 4, "b": 4, "c": 3})
-
-
-def test_the_loop_of_a_run_that_an_earlier_version_left_is_read() -> None:
-    tree = load_state(CHECKPOINT / "training.safetensors")
-    loop = LoopState1.model_validate(tree["loop"]).upgrade(1, 0, ["line"], tree["metrics"])
-    assert loop.inner
-    assert loop.inner[0].state
-    assert (loop.inner[0].state.taken, loop.inner[0].state.train_loss.samples, loop.passes) == (3, 6, {"line": 2})
-    assert loop.inner[0].state.to_tree() == {**tree["loop"]["pass"], **LATER}
-
-
-def test_the_loop_comes_back_from_its_tree() -> None:
-    loop = upgraded(1, open_pass())
-    assert LoopState.model_validate(loop.to_tree()) == loop
+@pytest.mark.parametrize("leader", [0, 2])
+def test_loop_whose_leader_is_not_open_is_refused(leader: int) -> None:
+    with pytest.raises(CheckpointError, match=f"its leader, {leader}, is no open pass"):
+        LoopState.from_tree(loop(leader=leader), "here")
 
 
 @pytest.mark.parametrize("kept", [[], [[0.5, 3], [0.25, 1]]])
-def test_the_best_comes_back_from_its_tree(kept: list[Any]) -> None:
+def test_best_from_its_tree_is_the_same(kept: list[Any]) -> None:
     best = {"value": 0.5, "iteration": 3, "kept": kept, "reported": {"loss": "a"}}
-    loop = LoopState1.model_validate(
-        {"pass": None, "trained": False, "validation": {**VALIDATION, "best": best}, "iterations": {}}
-    )
-    assert loop.validation.best
-    assert [iteration for _, iteration in loop.validation.best.kept] == [iteration for _, iteration in kept]
-    assert LoopState1.model_validate(loop.to_tree()) == loop
+    state = LoopState.from_tree(loop(best=best), "here")
+    assert state.validation.best
+    assert [list(entry) for entry in state.validation.best.kept] == kept
+    assert LoopState.from_tree(state.to_tree(), "here") == state
 
 
 @pytest.mark.parametrize("samples", [3, 1.5, torch.tensor(3)])

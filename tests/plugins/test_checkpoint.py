@@ -41,7 +41,7 @@ def save(folder: Path, step: int, weight: float = 1.0, best: int = 0) -> Path:
     training = {
         "optim_schedulers": {"line": {"main": main}},
         "random": {"torch": torch.zeros(4, dtype=torch.uint8), "cuda": []},
-        "loop": {"pass": None, "validation": {"best": {"value": 0.5, "iteration": best, "kept": [[0.5, best]]}}},
+        "loop": {"leader": None, "validation": {"best": {"value": 0.5, "iteration": best, "kept": [(0.5, best)]}}},
     }
     models = {"line": {"model": line}, "wave": {"model": Wave(weight)}}
     return Checkpointer(folder).save(models, counters, {"line": {"loss": 1 / step, "nan": float("nan")}}, training)
@@ -104,14 +104,6 @@ def test_names_in_a_checkpoint_write_no_control_characters_to_a_terminal(pipelin
     ]
     assert ["31mred" in text for text in printed] == [True] * 3
     assert "\x1b" not in "".join(printed)
-
-
-@pytest.mark.parametrize("kept", [[[0.5, 12]], [(0.5, 12)]])
-def test_ls_knows_the_best_of_a_loop_of_each_version(pipeline: Call, run: Path, kept: Any) -> None:
-    loop = {"validation": {"best": {"kept": kept}}}
-    Checkpointer(run / "train" / "checkpoints").save({}, {"iteration": 30}, {}, {"loop": loop})
-    rows = json.loads(pipeline("checkpoint", "ls", run, "--json").stdout)
-    assert [row["step"] for row in rows if row["best"]] == [12]
 
 
 @pytest.mark.parametrize("below", ["", "train", "train/checkpoints"])
@@ -183,7 +175,7 @@ def test_show_says_what_is_in_a_checkpoint(pipeline: Call, folder: Path) -> None
     assert shown["training"] == {
         "optim_schedulers": {"line": {"main": "Noam of AdamW, 1 tensor, 3 values"}},
         "random": {"torch": "1 tensor", "cuda": "nothing"},
-        "loop": {"pass": "nothing", "validation": "4 values"},
+        "loop": {"leader": "nothing", "validation": "4 values"},
     }
 
 

@@ -84,13 +84,6 @@ def test_another_workspace_with_the_same_files_differs_by_its_place(pipeline: Ca
     assert (difference["code"], difference["environment"]) == ({}, [])
 
 
-def test_a_run_of_a_version_without_a_key_did_as_the_default_does(pipeline: Call, linear: Path) -> None:
-    first, other = run(linear), run(linear)
-    file = first / "config.yaml"
-    file.write_text("".join(line for line in file.read_text().splitlines(True) if "limit_batches" not in line))
-    assert last_line(pipeline("compare", first, other)) == "config, code and environment are equal"
-
-
 def test_what_cannot_be_compared_is_told_of(pipeline: Call, linear: Path) -> None:
     first, other = run(linear), run(linear, "runner.train_runner.epochs=3")
     (other / "config.yaml").write_text("[1")

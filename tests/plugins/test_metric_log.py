@@ -306,16 +306,17 @@ def half(tmp_path: Path) -> Iterator[MetricLog]:
 def test_lines_after_the_checkpoint_are_cut_off_and_the_length_is_that_of_the_rest(
     half: MetricLog, tmp_path: Path
 ) -> None:
-    assert half.state_dict() == {"metrics": 18, "timing": 9, "in_epoch": False}
-    half.load_state_dict({"metrics": 9, "timing": 0})
-    assert half.state_dict() == {"metrics": 9, "timing": 0, "in_epoch": False}
+    assert half.state_dict() == {"metrics": 18, "timing": 9, "csv": 0, "in_epoch": False}
+    shorter = {"metrics": 9, "timing": 0, "csv": 0, "in_epoch": False}
+    half.load_state_dict(shorter)
+    assert half.state_dict() == shorter
     assert (tmp_path / "metrics").read_text() == '{"a": 1}\n'
 
 
 def test_a_file_that_has_lost_lines_is_told_of_and_gets_no_zeros(
     half: MetricLog, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    half.load_state_dict({"metrics": 27, "timing": 9})
+    half.load_state_dict({"metrics": 27, "timing": 9, "csv": 0, "in_epoch": False})
     assert (tmp_path / "metrics").read_text() == '{"a": 1}\n{"a": 2}\n'
     assert (
         "metrics: has 18 bytes, and had 27 when the checkpoint was saved; the last lines before it are lost"

@@ -28,7 +28,6 @@ from pipeline.testing import Workspace
 from tests.plugins.test_doctor import linked_packages
 
 Call = Callable[..., Result]
-STOPPED_RUN = Path(__file__).parents[1] / "run" / "data" / "stopped_run" / "run"
 
 
 def run(config: Path, *overrides: str) -> Path:
@@ -338,14 +337,24 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(linear: Path) -> None:
     assert "What cannot be read" not in words
 
 
+STOP = """
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def after_batch(self, context):
+            context["is_exit"] = True
+"""
+
+
 @pytest.mark.usefixtures("without_charts")
-def test_a_run_of_an_earlier_version_that_was_stopped_is_shown(tmp_path: Path, pipeline: Call) -> None:
-    shutil.copytree(STOPPED_RUN, tmp_path / "run")
-    config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("{folder}", str(tmp_path)))
-    words = text(written(pipeline("report", tmp_path / "run")))
+def test_report_stopped_run_without_times(linear: Path, pipeline: Call) -> None:
+    (linear.parent / "stop.py").write_text(textwrap.dedent(STOP))
+    run_dir = run(linear, 'plugins=["{workspace}/stop.py"]')
+    (run_dir / "train_runner" / "timing.jsonl").unlink()
+    words = text(written(pipeline("report", run_dir)))
+    assert "workspace stopped" in words
     assert "time not recorded" in words
-    assert "stopped" in words
     assert "What cannot be read" not in words
 
 

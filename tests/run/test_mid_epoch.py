@@ -213,7 +213,7 @@ def drawn() -> Context:
 def test_loaders_keep_what_they_have_drawn_between_two_epochs() -> None:
     before, after = drawn(), drawn()
     settings = RunnerSchema.model_validate({"name": "t", "class": "train"})
-    MidEpoch(after, settings, []).load_state_dict(MidEpoch(before, settings, []).state_dict())
+    MidEpoch(after, settings).load_state_dict(MidEpoch(before, settings).state_dict())
     for name, loader in before["dataset"].items():
         assert torch.cat(list(loader)).tolist() == torch.cat(list(after["dataset"][name])).tolist()
 

@@ -1,4 +1,4 @@
-"""The table of runs: what it says of runs that are done, running, killed, failed, damaged, or of an earlier version."""
+"""The table of runs: what it says of runs that are done, running, killed, failed or damaged."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_failed_run_has_its_reason(linear: Path) -> None:
     assert "mat1 and mat2 shapes cannot be multiplied" in found.reason
 
 
-def test_a_run_of_an_earlier_version_has_no_label(run_dir: Path) -> None:
+def test_status_without_label_and_tags_is_read(run_dir: Path) -> None:
     status = json.loads((run_dir / "status.json").read_text())
     (run_dir / "status.json").write_text(json.dumps({name: status[name] for name in ("state", "iteration", "epoch")}))
     found = record(run_dir)

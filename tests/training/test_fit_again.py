@@ -225,17 +225,6 @@ def test_a_fit_whose_order_is_drawn_is_resumed_in_the_middle_of_an_epoch(tmp_pat
     assert not list(differences(expected, state_of(fitted(Dropping(tmp_path / "own")))))
 
 
-def test_weights_that_an_earlier_version_saved_within_an_epoch_are_set_aside(tmp_path: Path) -> None:
-    Dropping(tmp_path / "own").fit(range(2), Batches(), Batches())
-    old = Dropping(tmp_path / "other")
-    counters = {"iteration": 7, "update": 7, "epoch": 2, "samples": 28}
-    Checkpointer(tmp_path / "own").save({"brain": {"model": old, "brain": old}}, counters, {"brain": {}}, {"fit": None})
-    brain = Dropping(tmp_path / "own")
-    brain.fit(range(4), Batches(), Batches())
-    assert not list(differences(unbroken(tmp_path), state_of(brain)))
-    assert [path.name[7:24] for path in (tmp_path / "own").glob(".later-*")] == ["step-000000000007"]
-
-
 def test_a_fit_with_nothing_left_to_do_says_so_and_has_the_weights(tmp_path: Path, log_lines: list[str]) -> None:
     Dropping(tmp_path / "own").fit(range(2), Batches())
     again = Dropping(tmp_path / "own")
@@ -372,19 +361,6 @@ def test_evaluate_judges_what_was_trained_after_a_debug_fit_too(tmp_path: Path) 
     brain.evaluate(Batches())
     assert not list(differences(trained, dict(brain.modules.state_dict())))
     assert steps(tmp_path) == [3, 6, 9]
-
-
-def test_a_checkpoint_of_an_earlier_version_gives_weights_and_counters(tmp_path: Path, log_lines: list[str]) -> None:
-    old = Dropping(tmp_path)
-    counters = {"iteration": 3, "update": 3, "epoch": 1, "samples": 12}
-    Checkpointer(tmp_path).save({"brain": {"model": old, "brain": old}}, counters, {"brain": {}})
-    brain = Dropping(tmp_path)
-    brain.fit(range(1), Batches())
-    assert steps(tmp_path) == [3, 6]
-    assert trainable_of(brain).counters["epoch"] == 2
-    assert any(
-        "an earlier version saved weights and counters alone; the optimizers begin" in line for line in log_lines
-    )
 
 
 def test_checkpoints_of_a_run_are_left_alone(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
-from pipeline.checkpoint import layout
-from pipeline.checkpoint.layout import TRAINING
-from pipeline.checkpoint.pytree import flatten
-from pipeline.checkpoint.reader import read_checkpoint
-from pipeline.checkpoint.safetensors_io import encode_tensors
 from pipeline.training.schedules import Constant
 from tests.training.conftest import Kill, KilledError, mse, table
 
@@ -204,38 +198,6 @@ def test_what_a_plugin_has_changed_stays_where_the_config_is_the_same(monkeypatc
         each["plugins"].append(Decay)
     group = resumed(monkeypatch, *chosen)["model"]["p"]["optim_schedulers"]["main"].optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.02, 0.3, 0.5)
-
-
-def forget_configured(run_dir: Path) -> None:
-    """Make the newest checkpoint one of the version that did not keep what was configured."""
-    newest = max((run_dir / "t" / "checkpoints").glob("step-*"))
-    saved = read_checkpoint(newest)
-    assert saved.training
-    for scheduler in saved.training["optim_schedulers"]["p"].values():
-        state = scheduler["state"]
-        del state["optimizer"]["configured"], state["optimizer"]["dtypes"]
-        state["schedule"].pop("configured", None)
-    rewrite(newest, saved.training)
-
-
-def rewrite(checkpoint: Path, training: Any) -> None:
-    """Put another training state into a checkpoint."""
-    content = encode_tensors(*flatten(training))
-    listed = layout.listed_files(checkpoint)
-    (checkpoint / TRAINING).write_bytes(content)
-    listed[TRAINING] = layout.file_entry(content)
-    (checkpoint / layout.MANIFEST).write_bytes(layout.encode_manifest(listed))
-
-
-def test_a_checkpoint_that_does_not_say_what_was_configured_goes_on_with_its_options_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
-) -> None:
-    first, then = (config({"class": "SGD", "lr": lr, "momentum": 0.9}) for lr in (0.1, 0.05))
-    killed(monkeypatch, first)
-    forget_configured((Path("runs") / "config" / "latest").resolve())
-    expected = by_hand(SGD, {"lr": 0.1, "momentum": 0.9}, {}, lambda base, *_: base)
-    assert same(weights(GeneralTrainer(then, resume="auto").run()), expected)
-    assert any("its options stay as they were saved, whatever the config says now" in line for line in log_lines)
 
 
 class ByHand(ExperimentBase):
