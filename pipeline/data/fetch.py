@@ -351,7 +351,7 @@ class FetchedDataset:
         self._own: dict[str, Any] | None = None
 
     def __getitem__(self, request: BatchRequest) -> Any:
-        """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
+        """The batch, or a WorkerFailure; in the process that trains, the generators are afterwards as they were."""
         if request.empty:
             batch = self[request._replace(empty=False)]
             return batch if type(batch) is WorkerFailure else EmptySlice(batch)
