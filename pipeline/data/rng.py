@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from pipeline.checkpoint.random_state import restore_states, seed_generator, states_of
+from pipeline.checkpoint.random_state import plain_state, restore_states, seed_generator, states_of
 from pipeline.errors import DataError
 
 # (seed, epoch) of the batches being fetched in this process, the innermost last.
@@ -57,7 +57,7 @@ class NumpyState(NamedTuple):
 
     Attributes:
         bit_generator: the object that draws; None for numpy before 1.24, which does not name it.
-        state: the bytes of an MT19937, or what ``numpy.random.get_state`` returns.
+        state: the bytes of an MT19937, or what ``numpy.random.get_state`` returns, with lists in place of arrays.
         normal: the normal that ``numpy.random`` has drawn and keeps for the next call, if ``state`` has bytes.
     """
 
@@ -100,11 +100,11 @@ def _take_states() -> States:
 def _take_numpy_state(numpy_random: Any) -> NumpyState:
     get_bit_generator = getattr(numpy_random, "get_bit_generator", None)
     if get_bit_generator is None:
-        return NumpyState(None, numpy_random.get_state())
+        return NumpyState(None, plain_state(numpy_random.get_state()))
     bit_generator = get_bit_generator()
     memory = _memory_of(bit_generator)
     if memory is None:
-        return NumpyState(bit_generator, numpy_random.get_state(legacy=False))
+        return NumpyState(bit_generator, plain_state(numpy_random.get_state(legacy=False)))
     state = memory.raw
     # Normals are drawn in pairs, and the second one is kept outside of the bit generator. Only get_state tells whether
     # there is one, but it takes 46 µs. A draw that leaves the bit generator as it is has returned the kept one.
@@ -276,6 +276,9 @@ def sample_generator(index: int) -> torch.Generator:
     """
     if not _seeds:
         what = f"sample_generator({index}): no loader with a seed is fetching a batch"
-        raise DataError(f"{what}; call it in a dataset, and give make_loader(dataset, seed=...) or the runner a seed")
+        remedy = "call it in a dataset, and give make_loader(dataset, seed=...) or the runner a seed"
+        raise DataError(
+            f"{what}; {remedy}; a dataset that calls it uses random numbers, so it must not declare otherwise"
+        )
     seed, epoch = _seeds[-1]
     return torch.Generator().manual_seed(mix(seed, epoch, "sample", index))
