@@ -71,6 +71,11 @@ def pcg64() -> Iterator[Any]:
     found.set_bit_generator(before)
 
 
+def python_seed(text: str) -> int:
+    """The seed of Python's generator."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
 def numpy_seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[16:20], "big")
 
@@ -133,6 +138,37 @@ def test_numpy_draws_on_from_block_to_block_and_from_what_a_checkpoint_holds(num
     assert drawn == expected
 
 
+@pytest.fixture(params=["as it is", "another layout"])
+def python_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python's generator in memory as in CPython 3.11, or as in one that has changed it."""
+    if request.param == "another layout":
+        monkeypatch.setattr(rng, "_MT19937_SIZE", 4 * 624)
+        rng._python_memory.cache_clear()
+    yield
+    rng._python_memory.cache_clear()
+
+
+@pytest.mark.usefixtures("python_layout")
+@pytest.mark.parametrize("outside", [0, 1, 2, 1249])
+@pytest.mark.parametrize("inside", [0, 1, 2, 1249])
+def test_python_draws_after_a_block_as_if_it_had_not_been(outside: int, inside: int) -> None:
+    """gauss makes its numbers in pairs too, and keeps the second one apart from the state."""
+    random.seed(1)
+    alone, block = random.Random(1), random.Random(python_seed("3:5"))
+    assert [random.gauss() for _ in range(outside)] == [alone.gauss() for _ in range(outside)]
+    with seeding(3, 5):
+        assert [random.gauss() for _ in range(inside)] == [block.gauss() for _ in range(inside)]
+    assert random.getstate() == alone.getstate()
+    assert [random.gauss() for _ in range(3)] == [alone.gauss() for _ in range(3)]
+
+
+def test_the_generators_have_the_layout_that_is_expected() -> None:
+    """Without it nothing is wrong, but each batch takes the slow way, which nothing else would show."""
+    assert rng._python_memory() is not None
+    numpy = pytest.importorskip("numpy")
+    assert rng._memory_of(numpy.random.get_bit_generator()) is not None
+
+
 @pytest.mark.parametrize("outside", [0, 1])
 @pytest.mark.parametrize("inside", [0, 1])
 def test_another_bit_generator_of_numpy_returns_after_a_block(pcg64: Any, outside: int, inside: int) -> None:
@@ -184,7 +220,7 @@ def in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_worker")
 def test_a_worker_saves_no_state_for_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in it draws between two blocks, and each block seeds the generators."""
-    monkeypatch.delattr(random, "getstate")
+    monkeypatch.delattr(rng, "_take_states")
     with seeding(3, 5, "batch", 8):
         assert draw() == by_hand("3:5:batch:8")
     with seeding(3, 5, "batch", 9):
