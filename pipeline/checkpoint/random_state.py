@@ -21,7 +21,7 @@ def cpu_random_state() -> dict[str, Any]:
     """The states of the generators of Python, torch's CPU, and numpy if it is in use, as plain data and a tensor."""
     of_numpy = None
     if numpy := sys.modules.get("numpy"):
-        of_numpy = _plain(numpy.random.get_state())
+        of_numpy = plain_state(numpy.random.get_state())
     return {"python": random.getstate(), "torch": torch.get_rng_state(), "numpy": of_numpy}
 
 
@@ -152,13 +152,13 @@ def lacking(generators: Mapping[str, Any], states: Mapping[str, Any]) -> list[st
 def _state_of(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return generator.getstate()
-    return _plain(generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state())
+    return plain_state(generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state())
 
 
-def _plain(state: Any) -> Any:
-    """A state with lists in place of numpy's arrays, which numpy takes back."""
+def plain_state(state: Any) -> Any:
+    """Return a state with lists in place of numpy's arrays; numpy accepts it."""
     if isinstance(state, Mapping):
-        return {name: _plain(value) for name, value in state.items()}
+        return {name: plain_state(value) for name, value in state.items()}
     if isinstance(state, tuple):
-        return tuple(map(_plain, state))
+        return tuple(map(plain_state, state))
     return state.tolist() if hasattr(state, "tolist") and not isinstance(state, torch.Tensor) else state

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain, islice
 from multiprocessing.sharedctypes import RawArray
 from operator import length_hint
+from types import MethodType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -24,6 +26,8 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from pipeline.checkpoint.random_state import generators_in
 from pipeline.config.yaml_tree import differences
 from pipeline.data.batch import MAX_LISTED, EmptySlice, SlotBatch, lengths, shape_of
+from pipeline.data.padded import pad
+from pipeline.data.random_numbers import declared_use, refuse_draws
 from pipeline.data.rng import seeding
 from pipeline.errors import DataError
 from pipeline.user_code.tracebacks import user_traceback
@@ -329,8 +333,9 @@ class FetchedDataset:
     Attributes:
         dataset: gives the samples.
         collate: makes a batch of them.
-        seed: with epoch and position it seeds the random generators, once per batch; not for slices of tensors, which
-            torch collates: they draw nothing. Generators that the dataset or ``collate`` holds are seeded as well.
+        seed: with epoch and position it seeds the random generators, once per batch, and those that the dataset or
+            ``collate`` holds. Nothing is seeded for slices of tensors that torch collates, and for a dataset and a
+            ``collate`` that declare that they use no random numbers.
         batched: whether a request has a list of indices.
         where: what messages begin with.
         progress: of the workers; None: the process that trains fetches.
@@ -345,13 +350,17 @@ class FetchedDataset:
 
     def __post_init__(self) -> None:
         self._at_once = self.batched and can_slice(self.dataset, self.collate)
-        if self.collate in TORCH_COLLATES and _slices(self.dataset):
+        # Whether the first batch of each epoch has to show that no random numbers are used.
+        self._is_declared = False
+        self._checked_epoch: int | None = None
+        if self.seed is not None and not uses_random_numbers(self.dataset, self.collate, self.where):
             self.seed = None
+            self._is_declared = not (self.collate in TORCH_COLLATES and _slices(self.dataset))
         # The generators of dataset and collate, once this process has fetched a batch.
         self._own: dict[str, Any] | None = None
 
     def __getitem__(self, request: BatchRequest) -> Any:
-        """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
+        """The batch, or a WorkerFailure; in the process that trains, the generators are afterwards as they were."""
         if request.empty:
             batch = self[request._replace(empty=False)]
             return batch if type(batch) is WorkerFailure else EmptySlice(batch)
@@ -361,6 +370,8 @@ class FetchedDataset:
             if self._at_once and (batch := slice_batch(self.dataset, request.indices)) is not None:
                 return batch
             if self.seed is None:
+                if self._is_declared and self._checked_epoch != request.epoch:
+                    return self._checked(request)
                 return collate_samples(self.collate, self._samples(request), self.where, request)
             if self._own is None:
                 self._own = self._generators()
@@ -378,14 +389,25 @@ class FetchedDataset:
     # What torch calls where there is a batch sampler.
     __getitems__ = __getitem__
 
+    def _checked(self, request: BatchRequest) -> Any:
+        """The first batch of an epoch in this process.
+
+        Raises:
+            DataError: it used random numbers, which are not seeded.
+        """
+        which = f"{request}{in_worker()}"
+        with refuse_draws(self._generators(), self.where, which):
+            batch = collate_samples(self.collate, self._samples(request), self.where, request)
+        self._checked_epoch = request.epoch
+        return batch
+
     def _seeded(self, request: BatchRequest) -> Any:
         with seeding(self.seed, request.epoch, "batch", request.position, own=self._own):
             return collate_samples(self.collate, self._samples(request), self.where, request)
 
     def _generators(self) -> dict[str, Any]:
         """The random generators of the dataset and of ``collate``, by name."""
-        found = generators_in(self.dataset)
-        return found | {f"collate_fn.{name}": generator for name, generator in generators_in(self.collate).items()}
+        return generators_of_parts(self.dataset, self.collate)
 
     def _samples(self, request: BatchRequest) -> Any:
         indices = failing = request.indices
@@ -415,6 +437,47 @@ class FetchedDataset:
             remedy = "return a sample for each index or, with whole_batches: true, a batch with a row for each"
             raise DataError(f"{self.where}: {what} for {count} of them, {request}{in_worker()}; {remedy}")
         return samples
+
+
+def generators_of_parts(dataset: Any, collate: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the random generators that a dataset and a collate function hold, by name."""
+    of_collate = generators_in(collate)
+    return generators_in(dataset) | {f"collate_fn.{name}": generator for name, generator in of_collate.items()}
+
+
+def uses_random_numbers(dataset: Any, collate: Callable[[Any], Any], where: str) -> bool:
+    """Return whether a batch may depend on random numbers, so that the generators are seeded for it.
+
+    It does not if the dataset declares ``uses_random_numbers = False``, and the collate function is one of torch or of
+    this package, or declares the same. A ``Subset`` or ``ConcatDataset`` without a declaration uses what its datasets
+    use. Slices of tensors need no declaration.
+
+    Raises:
+        DataError: a declaration is not a bool.
+    """
+    of_dataset = _dataset_uses_random_numbers(dataset, where)
+    of_collate = _collate_uses_random_numbers(collate, where)
+    return of_dataset or of_collate
+
+
+def _dataset_uses_random_numbers(dataset: Any, where: str) -> bool:
+    declared = declared_use(dataset, where)
+    if declared is not None:
+        return declared
+    if type(dataset) is Subset:
+        return _dataset_uses_random_numbers(dataset.dataset, where)
+    if type(dataset) is ConcatDataset:
+        # Of every part, so that each declaration is checked.
+        uses = [_dataset_uses_random_numbers(part, where) for part in dataset.datasets]
+        return any(uses)
+    return not _slices(dataset)
+
+
+def _collate_uses_random_numbers(collate: Any, where: str) -> bool:
+    while isinstance(collate, partial | MethodType):
+        collate = collate.func if isinstance(collate, partial) else collate.__func__
+    declared = declared_use(collate, where)
+    return collate not in (*TORCH_COLLATES, uncollated, pad) if declared is None else declared
 
 
 def can_slice(dataset: Any, collate: Callable[[Any], Any]) -> bool:

@@ -40,7 +40,15 @@ from pipeline.data.evaluation_order import (
     ordered_batches,
     selected_indices,
 )
-from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_of, uncollated
+from pipeline.data.fetch import (
+    BatchRequests,
+    FetchedDataset,
+    Progress,
+    changed_order,
+    slice_of,
+    uncollated,
+    uses_random_numbers,
+)
 from pipeline.data.rng import get_states, mix, permutation, seeding, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.worker_copies import WorkerCopies
@@ -176,8 +184,16 @@ class SeededLoader(DataLoader[Any]):
     per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
     So samples and collation that draw from them make the same batches with any number of workers, however these are
     started, and others in each epoch. Generators that the dataset or the collate function holds are seeded in the same way.
-    Slices of tensors draw nothing, and nothing is seeded for them. An IterableDataset
-    is divided among the workers, see ``Stream``.
+    An IterableDataset is divided among the workers, see ``Stream``.
+
+    Nothing is seeded for slices of tensors, which use no random numbers. A dataset declares the same with an attribute::
+
+        class Images(Dataset):
+            uses_random_numbers = False
+
+    Its batches then cost what they cost without a seed. A ``Subset`` or ``ConcatDataset`` needs no declaration if its
+    datasets have one. A collate function that is not one of torch or of this package needs the attribute too; otherwise
+    the generators are seeded. The first batch of each epoch, in each worker, is checked.
 
     A sampler or batch sampler with ``set_epoch`` says the order itself. Of any other that has a length and no generator of
     its own, an epoch is asked for at once, and what it draws is seeded from (seed, epoch). The state has a hash of the
@@ -210,6 +226,8 @@ class SeededLoader(DataLoader[Any]):
     Raises:
         ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch; or several processes
             cannot share what the sampler or the stream gives.
+        DataError: ``uses_random_numbers`` is not a bool; or, when a batch is fetched, it is False and random numbers were
+            used.
     """
 
     def __init__(self, dataset: Any, *, seed: int | None, where: str, resume: str | None, **keywords: Any) -> None:
@@ -242,6 +260,8 @@ class SeededLoader(DataLoader[Any]):
         if keywords.get("num_workers"):
             keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
+        # Raises if a declaration is not a bool.
+        uses_random_numbers(dataset, self.collate_fn, self.where)
         if self.size > 1:
             self._refuse_own_shares()
         in_process = self.streams and not self.num_workers and has_state(dataset)

@@ -65,6 +65,8 @@ class SlotFiles(Dataset[SlotBatch]):
             occurs in no line at all.
     """
 
+    uses_random_numbers = False
+
     def __init__(
         self,
         data_path: str | Sequence[str],

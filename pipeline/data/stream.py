@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count as numbers
 from itertools import islice
@@ -24,7 +24,15 @@ from pipeline.checkpoint.random_state import (
     restore_states,
     states_of,
 )
-from pipeline.data.fetch import Progress, WorkerFailure, collate_samples, in_worker
+from pipeline.data.fetch import (
+    Progress,
+    WorkerFailure,
+    collate_samples,
+    generators_of_parts,
+    in_worker,
+    uses_random_numbers,
+)
+from pipeline.data.random_numbers import refuse_draws
 from pipeline.data.rng import RngStream, mix, seeding
 from pipeline.errors import CheckpointError, DataError
 
@@ -161,7 +169,8 @@ class Stream(IterableDataset[Any]):
         collate: makes a batch of them.
         batch_size: None for samples as they are.
         drop_last: whether each worker leaves out its last batch if it is short.
-        seed: of the random generators; None leaves them to chance.
+        seed: of the random generators; None leaves them to chance. They are not seeded for a dataset and a ``collate``
+            that declare that they use no random numbers.
         epoch: from 0.
         where: what messages begin with.
         start: the position where the pass begins; then it gives each batch as a ``BatchWithState``. None: it has no state.
@@ -206,8 +215,10 @@ class Stream(IterableDataset[Any]):
 
     def _batches(self) -> Iterator[Any]:
         size, divides = self.batch_size or 1, self.count > 1 and has_shard(self.dataset)
+        is_seeded = self.seed is not None and uses_random_numbers(self.dataset, self.collate, self.where)
+        seed = self.seed if is_seeded else None
         own = generators_in(self.dataset)
-        rng = RngStream(self.seed, self.epoch, "stream", self.number if divides else 0, own=own)
+        rng = RngStream(seed, self.epoch, "stream", self.number if divides else 0, own=own)
         if self.state and self.state["draws"]:
             with rng.drawing():
                 restore_cpu_random_state(self.state["draws"])
@@ -217,14 +228,17 @@ class Stream(IterableDataset[Any]):
             # Drawn apart from the dataset, whose draws have to be the same in all workers.
             chance = Random(None if self.seed is None else mix(self.seed, self.epoch, "buffer", self.number))
             samples = _shuffled(samples, self.shuffle_buffer, chance)
-        for number in numbers(self.state["batches"] if self.state else 0):
+        is_declared = self.seed is not None and seed is None
+        first = self.state["batches"] if self.state else 0
+        for number in numbers(first):
             try:
-                fetched, state = self._fetch(samples, rng, number)
-                if len(fetched) < (size if self.drop_last else 1):
-                    return
-                items = fetched if self.batch_size else fetched[0]
-                with seeding(self.seed, self.epoch, "collate", self.number, number):
-                    batch = collate_samples(self.collate, items, self.where, self._describe(number))
+                with self._refuse_draws(number) if is_declared and number == first else nullcontext():
+                    fetched, state = self._fetch(samples, rng, number)
+                    if len(fetched) < (size if self.drop_last else 1):
+                        return
+                    items = fetched if self.batch_size else fetched[0]
+                    with seeding(seed, self.epoch, "collate", self.number, number):
+                        batch = collate_samples(self.collate, items, self.where, self._describe(number))
             except Exception as error:
                 yield WorkerFailure.or_raise(error)
                 return
@@ -232,6 +246,11 @@ class Stream(IterableDataset[Any]):
                 counts = {"batches": number + 1, "ended": len(fetched) < size, "seed": self.seed}
                 batch = BatchWithState(batch, self.worker, {**counts, **state} if state else None)
             yield batch
+
+    def _refuse_draws(self, number: int) -> AbstractContextManager[None]:
+        """Raise if a batch uses random numbers, which are not seeded for it."""
+        generators = generators_of_parts(self.dataset, self.collate)
+        return refuse_draws(generators, self.where, f"{self._describe(number)}{in_worker()}")
 
     def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], dict[str, Any] | None]:
         """The samples of a batch, and the states of dataset and generators after them; None: the dataset has none."""
@@ -243,7 +262,7 @@ class Stream(IterableDataset[Any]):
                 if not (self.start and has_state(self.dataset)):
                     return batch, None
                 state = state_of(self.dataset, self.where)
-                if self.seed is None:
+                if rng.seed is None:
                     return batch, {"dataset": state, "draws": None, "own": {}}
                 return batch, {"dataset": state, "draws": cpu_random_state(), "own": states_of(rng.own)}
         except Exception as error:
@@ -256,7 +275,7 @@ class Stream(IterableDataset[Any]):
             kind, number, count = type(self.dataset).__name__, self.number, self.count
             # A worker has a copy of its own in each epoch.
             dataset = self.dataset if get_worker_info() else copy.deepcopy(self.dataset)
-            with seeding(self.seed, self.epoch, "shard"):
+            with seeding(rng.seed, self.epoch, "shard"):
                 self.dataset = dataset.shard(rank=number, count=count)
             if self.dataset is None:
                 what = f"{kind}.shard(rank={number}, count={count}) returned None"

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import random
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
-from pipeline.data.rng import RngStream, get_states, mix, permutation, sample_generator, seed_generators, seeding
+from pipeline.data import rng
+from pipeline.data.rng import (
+    RngStream,
+    get_states,
+    mix,
+    permutation,
+    sample_generator,
+    seed_generators,
+    seeding,
+    set_states,
+)
 from pipeline.errors import DataError
 
 
@@ -28,16 +42,38 @@ def by_hand(text: str) -> tuple[float, float]:
     return random.Random(int.from_bytes(digest[:8], "big")).random(), torch.rand((), generator=generator).item()
 
 
-@pytest.fixture(params=["as it is", "before 1.24"])
+@pytest.fixture(params=["as it is", "before 1.24", "another layout"])
 def numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Numpy, that of the `dev` extra, or with what it had before; its generator is seeded with 1."""
+    """Numpy, that of the `dev` extra, or with what it had before, or with an MT19937 of another layout.
+
+    Its generator is seeded with 1.
+    """
     found = pytest.importorskip("numpy")
     if request.param == "before 1.24":
         monkeypatch.delattr(found.random, "get_bit_generator")
+    if request.param == "another layout":
+        monkeypatch.setattr(rng, "_MT19937_SIZE", 4 * 624)
+        rng._memory_of.cache_clear()
     before = found.random.get_state()
     found.random.seed(1)
     yield found
     found.random.set_state(before)
+    rng._memory_of.cache_clear()
+
+
+@pytest.fixture
+def pcg64() -> Iterator[Any]:
+    """``numpy.random`` with a PCG64 that has the seed 1 in place of its MT19937."""
+    found = pytest.importorskip("numpy").random
+    before = found.get_bit_generator()
+    found.set_bit_generator(found.PCG64(1))
+    yield found
+    found.set_bit_generator(before)
+
+
+def python_seed(text: str) -> int:
+    """The seed of Python's generator."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def numpy_seed(text: str) -> int:
@@ -102,11 +138,144 @@ def test_numpy_draws_on_from_block_to_block_and_from_what_a_checkpoint_holds(num
     assert drawn == expected
 
 
-def test_numpy_is_not_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+@pytest.fixture(params=["as it is", "another layout"])
+def python_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python's generator in memory as in CPython 3.11, or as in one that has changed it."""
+    if request.param == "another layout":
+        monkeypatch.setattr(rng, "_MT19937_SIZE", 4 * 624)
+        rng._python_memory.cache_clear()
+    yield
+    rng._python_memory.cache_clear()
+
+
+@pytest.mark.usefixtures("python_layout")
+@pytest.mark.parametrize("outside", [0, 1, 2, 1249])
+@pytest.mark.parametrize("inside", [0, 1, 2, 1249])
+def test_python_draws_after_a_block_as_if_it_had_not_been(outside: int, inside: int) -> None:
+    """gauss makes its numbers in pairs too, and keeps the second one apart from the state."""
+    random.seed(1)
+    alone, block = random.Random(1), random.Random(python_seed("3:5"))
+    assert [random.gauss() for _ in range(outside)] == [alone.gauss() for _ in range(outside)]
     with seeding(3, 5):
-        assert get_states()[2] is None
+        assert [random.gauss() for _ in range(inside)] == [block.gauss() for _ in range(inside)]
+    assert random.getstate() == alone.getstate()
+    assert [random.gauss() for _ in range(3)] == [alone.gauss() for _ in range(3)]
+
+
+def test_the_generators_have_the_layout_that_is_expected() -> None:
+    """Without it nothing is wrong, but each batch takes the slow way, which nothing else would show."""
+    assert rng._python_memory() is not None
+    numpy = pytest.importorskip("numpy")
+    assert rng._memory_of(numpy.random.get_bit_generator()) is not None
+
+
+@pytest.mark.parametrize("outside", [0, 1])
+@pytest.mark.parametrize("inside", [0, 1])
+def test_another_bit_generator_of_numpy_returns_after_a_block(pcg64: Any, outside: int, inside: int) -> None:
+    """In the block numpy draws from the seed as ever, so that a batch does not depend on the kind outside."""
+    alone, block = pcg64.RandomState(pcg64.PCG64(1)), pcg64.RandomState(numpy_seed("3:5"))
+    bit_generator = pcg64.get_bit_generator()
+    assert pcg64.standard_normal(outside).tolist() == alone.standard_normal(outside).tolist()
+    with seeding(3, 5):
+        assert pcg64.standard_normal(inside).tolist() == block.standard_normal(inside).tolist()
+    assert pcg64.get_bit_generator() is bit_generator
+    assert pcg64.standard_normal(3).tolist() == alone.standard_normal(3).tolist()
+
+
+def test_a_normal_that_one_block_leaves_does_not_reach_the_next(numpy: Any) -> None:
+    for number in range(2):
+        expected = numpy.random.RandomState(numpy_seed(f"3:5:{number}")).standard_normal(3).tolist()
+        with seeding(3, 5, number):
+            assert numpy.random.standard_normal(3).tolist() == expected
+
+
+def test_a_block_within_a_block_restores_the_outer_one(numpy: Any) -> None:
+    expected = numpy.random.RandomState(numpy_seed("3:5")).standard_normal(4).tolist()
+    with seeding(3, 5):
+        drawn = [numpy.random.standard_normal()]
+        with seeding(3, 5, "inner"):
+            numpy.random.standard_normal(3)
+        drawn += numpy.random.standard_normal(3).tolist()
+    assert drawn == expected
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_states_can_be_read_and_restored_whatever_was_drawn(numpy: Any, before: int) -> None:
+    alone = numpy.random.RandomState(1)
+    alone.standard_normal(before)
+    numpy.random.standard_normal(before)
+    states = get_states()
+    expected = alone.standard_normal(3).tolist()
+    assert numpy.random.standard_normal(3).tolist() == expected
+    set_states(states)
+    assert numpy.random.standard_normal(3).tolist() == expected
+
+
+@pytest.fixture
+def in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker of a DataLoader."""
+    monkeypatch.setattr(torch_worker, "_worker_info", SimpleNamespace(id=0))
+
+
+@pytest.mark.usefixtures("in_worker")
+def test_a_worker_saves_no_state_for_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in it draws between two blocks, and each block seeds the generators."""
+    monkeypatch.delattr(rng, "_take_states")
+    with seeding(3, 5, "batch", 8):
+        assert draw() == by_hand("3:5:batch:8")
+    with seeding(3, 5, "batch", 9):
+        assert draw() == by_hand("3:5:batch:9")
+
+
+@pytest.mark.usefixtures("in_worker")
+def test_a_block_within_a_block_restores_the_outer_one_in_a_worker_too() -> None:
+    with seeding(3, 5):
+        expected = [draw(), draw()]
+    with seeding(3, 5):
+        drawn = [draw()]
+        with seeding(3, 5, "inner"):
+            draw()
+        drawn.append(draw())
+    assert drawn == expected
+
+
+WITHOUT_NUMPY = """
+    import sys
+    sys.modules["numpy"] = None  # torch would import it
+    import torch
+    del sys.modules["numpy"]
+    from torch.utils.data import IterableDataset
+    from pipeline.checkpoint.random_state import random_state, restore_random_state
+    from pipeline.data.loader import first_batch, make_loader
+    from pipeline.data.rng import get_states, set_states
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([1.0, 2.0])
+        def state_dict(self):
+            return {}
+        def load_state_dict(self, state):
+            pass
+
+    for dataset in ([1.0, 2.0], Stream()):
+        loader = make_loader(dataset, seed=0)
+        first_batch(loader)
+        batches = iter(loader)
+        next(batches)
+        states = loader.state_dict().get("states")
+    states = [get_states().numpy, random_state()["numpy"], states[0]["draws"]["numpy"]]
+    set_states(get_states())
+    restore_random_state(random_state())
+    assert states == [None, None, None], states
     assert "numpy" not in sys.modules
+"""
+
+
+def test_numpy_is_neither_imported_nor_saved_if_the_process_has_not_imported_it() -> None:
+    pytest.importorskip("numpy")
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(WITHOUT_NUMPY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_a_seed_a_block_draws_from_the_generators_as_they_are() -> None:
