@@ -130,6 +130,7 @@ class DataCursor:
         self._before_ahead: Mapping[str, Any] | None = None
         # A rank that has fewer batches than others gets its last one again, as a stand-in.
         self._last: list[Any] = []
+        self._ahead_is_stand_in = False
 
     def _certain_length(self) -> int | None:
         if isinstance(self.source, _BaseDataLoaderIter):
@@ -214,7 +215,7 @@ class DataCursor:
         self._last = self._ahead or self._last or next((batch for _, batch in of_ranks if batch), [])
         if not self._ahead and any(has_one for has_one, _ in of_ranks):
             self._ahead = [EmptySlice(self._last[0])]
-            self.stand_ins += 1
+            self._ahead_is_stand_in = True
 
     def take(self) -> Any:
         """Return the next batch, which there has to be. A stand-in is an ``EmptySlice``.
@@ -226,6 +227,8 @@ class DataCursor:
             self._ahead = []
             self._before_ahead = None
             self.taken += 1
+            self.stand_ins += self._ahead_is_stand_in
+            self._ahead_is_stand_in = False
             return batch
         raise self._too_short(self.length)
 
@@ -300,6 +303,10 @@ class DataCursor:
         if not self.is_own:
             self._begun = state["begun"]
             self._restores = self._begun is not None
+
+    def close(self) -> None:
+        """Let go of the batches that are left, so that the workers that make them end."""
+        self._batches = iter(())
 
     def reopen(self) -> None:
         """Read up to the place that was loaded, and the batch after it if that was read ahead.

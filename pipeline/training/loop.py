@@ -27,6 +27,7 @@ from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import attach_optimizer_hooks, log_discarded_windows
 from pipeline.training.phase import (
     Plan,
+    loader_of,
     pass_loader,
     phase_errors,
     phase_of,
@@ -319,6 +320,9 @@ class TrainLoop(PassLoop):
         context["best"] = None
         self.validation = Validation(context, self.runner, schemas)
         self.phases = {name: phase_of(name, context) for name in self.schemas}
+        for schema in schemas:
+            # A loader that is missing is an error before the first hook.
+            loader_of(schema.dataset_name or "", context)
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
         self.checkpoints = Checkpoints(self.store, context, self.validation.best, self.runner.on_save_error)

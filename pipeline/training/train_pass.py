@@ -370,6 +370,7 @@ class TrainPass:
             self.state = None
         self.cursor = cursor
         batches = cursor.open()
+        self.resources.callback(cursor.close)
         self.in_round = cursor.taken
         # An interrupted wait may lose a batch. A loader with a state of its own would not read it again after a resume.
         workers = getattr(cursor.reading, "num_workers", 0)

@@ -66,5 +66,5 @@ def test_a_stream_and_a_list_of_batches_are_read_up_to_the_place(loader: Any) ->
 
 
 def test_an_epoch_that_has_become_shorter_is_refused() -> None:
-    with pytest.raises(DataError, match="the epoch has 6 batches, and 7 of them were trained on before; go on with"):
+    with pytest.raises(DataError, match="the epoch has 6 batches, and 7 of them were trained on before; resume with"):
         list(remaining_batches(make_loader(Stream(), seed=0, batch_size=2), 7))
