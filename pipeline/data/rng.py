@@ -36,7 +36,16 @@ def mix(seed: int, *parts: int | str) -> int:
 
 
 def _digest(*parts: int | str) -> bytes:
-    return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+    """Return the SHA-256 of the parts with colons between them."""
+    hashed = _hash_of_prefix(*parts[:-1]).copy()
+    hashed.update(str(parts[-1]).encode())
+    return hashed.digest()
+
+
+# Of the batches of an epoch only the last part differs.
+@lru_cache(maxsize=8, typed=True)
+def _hash_of_prefix(*parts: int | str) -> hashlib._Hash:
+    return hashlib.sha256("".join(f"{part}:" for part in parts).encode())
 
 
 def permutation(count: int, generator: torch.Generator) -> Tensor:

@@ -51,6 +51,12 @@ class Table(TensorDataset):
     """A dataset of the user's own: what is in its methods, and whether it draws, nobody knows."""
 
 
+class DeclaredTable(Table):
+    """A dataset that declares that it draws nothing."""
+
+    uses_random_numbers = False
+
+
 @cache
 def table(steps: int, kind: type[TensorDataset] = TensorDataset) -> TensorDataset:
     """Random samples for so many steps."""
@@ -192,10 +198,10 @@ def by_run(
         GeneralTrainer(config).run()
 
 
-def without_numpy(steps: int, clock: Clock) -> None:
+def without_numpy(kind: type[TensorDataset], settings: Mapping[str, Any], steps: int, clock: Clock) -> None:
     """The run with a dataset of the user's own, in a process that has not imported numpy."""
     with patch.dict(sys.modules, {"numpy": None}):
-        by_run(None, {}, [], steps, clock, Table)
+        by_run(None, settings, [], steps, clock, kind)
 
 
 class OwnLoop(stages.Runner):
@@ -277,7 +283,13 @@ WAYS = {
     "the plugin report": Way(partial(by_run, in_memory, {}, ["report"]), "pipeline run, defaults"),
     "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {}, []), "raw loop, DataLoader"),
     "pipeline run, DataLoader, everything off": Way(partial(by_run, None, ALL_OFF, NO_PLUGINS), "raw loop, DataLoader"),
-    "pipeline run, DataLoader, a dataset of one's own": Way(without_numpy, "raw loop, DataLoader"),
+    "pipeline run, DataLoader, a dataset of one's own": Way(partial(without_numpy, Table, {}), "raw loop, DataLoader"),
+    "pipeline run, DataLoader, a dataset of one's own, seed: null": Way(
+        partial(without_numpy, Table, {"seed": None}), "raw loop, DataLoader"
+    ),
+    "pipeline run, DataLoader, a dataset of one's own, uses_random_numbers = False": Way(
+        partial(without_numpy, DeclaredTable, {}), "raw loop, DataLoader"
+    ),
 }
 """Name -> way. A dataset of one's own may draw: for it the random generators are seeded once per batch."""
 if find_spec("numpy"):

@@ -1,7 +1,7 @@
 """Function calls per training step above a hand-written loop: ``python tests/benchmarks/step_calls.py``.
 
 Calls are Python's and C's, as cProfile counts them over 500 steps less those of 250. Nothing is timed, so this is what
-the tests hold us to: 20 with the defaults, 45 more where generators are seeded, 12 with everything off. ``--by WAY``
+the tests hold us to: 20 with the defaults, 40 more where generators are seeded, 12 with everything off. ``--by WAY``
 shows which functions they are of.
 """
 

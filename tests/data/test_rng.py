@@ -42,6 +42,12 @@ def by_hand(text: str) -> tuple[float, float]:
     return random.Random(int.from_bytes(digest[:8], "big")).random(), torch.rand((), generator=generator).item()
 
 
+def forget_layouts() -> None:
+    """Let the layouts of the generators in memory be looked at again."""
+    rng._memory_of.cache_clear()
+    rng._python_memory.cache_clear()
+
+
 @pytest.fixture(params=["as it is", "before 1.24", "another layout"])
 def numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Numpy, that of the `dev` extra, or with what it had before, or with an MT19937 of another layout.
@@ -53,12 +59,12 @@ def numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.delattr(found.random, "get_bit_generator")
     if request.param == "another layout":
         monkeypatch.setattr(rng, "_MT19937_SIZE", 4 * 624)
-        rng._memory_of.cache_clear()
+        forget_layouts()
     before = found.random.get_state()
     found.random.seed(1)
     yield found
     found.random.set_state(before)
-    rng._memory_of.cache_clear()
+    forget_layouts()
 
 
 @pytest.fixture
@@ -143,9 +149,9 @@ def python_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Python's generator in memory as in CPython 3.11, or as in one that has changed it."""
     if request.param == "another layout":
         monkeypatch.setattr(rng, "_MT19937_SIZE", 4 * 624)
-        rng._python_memory.cache_clear()
+        forget_layouts()
     yield
-    rng._python_memory.cache_clear()
+    forget_layouts()
 
 
 @pytest.mark.usefixtures("python_layout")
