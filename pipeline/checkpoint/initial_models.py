@@ -1,4 +1,4 @@
-"""The models before anything was restored, with which a checkpoint is compared."""
+"""InitialModels: the models before a restore. Each checkpoint is compared with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Frozen = dict[str, list[str]]
 
 
 class InitialModels:
-    """The models before anything was restored, with which a checkpoint is compared.
+    """The models before a restore. Each checkpoint is compared with them.
 
     Args:
         models: phase -> what the network stage built for it; nothing was restored yet.
@@ -44,7 +44,7 @@ class InitialModels:
         self._tied = {phase: _tied_parameters(module) for phase, module in modules.items()}
 
     def changes(self, models: Models, updaters: Mapping[str, Any], recoverables: Mapping[str, Any]) -> dict[str, Any]:
-        """What checkpoints keep of the models beside weights, schedulers and the states of their updaters.
+        """Return what checkpoints keep of the models, in addition to weights, schedulers and the states of updaters.
 
         Args:
             models: phase -> what the network stage built for it.

@@ -69,7 +69,7 @@ class TrainRunner:
         """Return the best checkpoints, best first; none if the metric was never a number."""
         checkpoint = self.newest(with_training=True)
         state = None
-        # The numbers are beside the weights, whatever the format of the state is.
+        # The numbers are in state.json, which can be read whatever format the training state has.
         with suppress(FormatError):
             state = checkpoint.state
         record = None

@@ -55,7 +55,7 @@ def _numbers_of(optimizer: Optimizer) -> dict[str, float]:
     return {name: value for name, value in vars(optimizer).items() if type(value) in (int, float)}
 
 
-# Optimizers of which a warning has said that a part of their state is not saved.
+# The optimizers that `warn_of_unsaved` has warned of.
 _WARNED: WeakSet[Optimizer] = WeakSet()
 
 
@@ -78,7 +78,7 @@ def unsaved_attributes(optimizer: Optimizer, state: Mapping[str, Any]) -> list[s
         state: what its ``state_dict`` has returned.
 
     Returns:
-        The names, such as ``Lookahead.slow_weights``. Parameters and their gradients are no state of the optimizer.
+        The names, such as ``Lookahead.slow_weights``. Parameters and their gradients do not count.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -120,8 +120,8 @@ def load_optimizer(
         optimizer: takes it.
         state: what ``optimizer_state_of`` returned, or torch's ``state_dict``.
         configured: what this optimizer is configured with.
-        scheduled: whether a schedule of ours sets the rate; of torch's the groups tell. What it has made of the old
-            rate, it has made of the new.
+        scheduled: whether an OptimScheduler sets the learning rate. If one does, or a schedule of torch, a new rate is
+            scaled as the schedule has scaled the old one.
 
     Raises:
         ValueError, KeyError: it is the state of another.

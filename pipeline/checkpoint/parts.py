@@ -58,7 +58,7 @@ def parts_of(models: Models, owners: Mapping[str, Any] | None = None) -> dict[st
     """Return the parts by their place, such as ``phase.line.updater.optimizer``.
 
     Args:
-        models: phase -> what the network stage built for it. Their weights and schedulers are no parts.
+        models: phase -> what the network stage built for it. Their weights and schedulers are not parts.
         owners: the objects whose attributes are searched, by place. None: the Brains and updaters.
     """
     owners = owners_of(models) if owners is None else owners
@@ -121,7 +121,7 @@ def part_states(
         recoverables: the objects that are saved by name.
 
     Raises:
-        CheckpointError: a part was made after the training had begun.
+        CheckpointError: a part was made after the training had started.
     """
     saved = {memory_of(tensor) for tensor in tensors_in(updaters)}
     named = _targets(recoverables)

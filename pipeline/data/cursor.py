@@ -53,10 +53,10 @@ _DRAWN_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 class DataCursor:
     """A place in one epoch of a loader, and the batches that are left after it.
 
-    A loader of ours, and one with ``state_dict`` and ``load_state_dict``, says itself where it is. Of any other loader,
-    and of an order that a sampler draws at random, the cursor keeps how the random generators were before the first
-    batch. To continue, they are restored, the epoch starts again with the same order, and the batches that were taken
-    are read once more and skipped.
+    A SeededLoader, and any loader with ``state_dict`` and ``load_state_dict``, reports its position itself. For other
+    loaders, and for an order that a sampler draws at random, the cursor keeps the states of the random generators before
+    the first batch. To continue, it restores them, starts the epoch again in the same order, and skips the batches that
+    were taken.
 
     ``open`` returns all batches that are left, for a loop that counts itself and gives its count to ``state_dict``. ``over``
     and ``take`` give them out one at a time, and count; so does iterating over the cursor. Use one of the two ways.
@@ -118,7 +118,7 @@ class DataCursor:
         self.length = self._certain_length()
         # What the sampler claims. The loader is read one batch ahead to see whether that is true.
         self._claimed = length(source) if self.length is None and _has_indices(source) else None
-        # Whether to continue, the epoch starts again, and what was taken is skipped.
+        # Whether continuing means to start the epoch again and to skip what was taken.
         self._replays = self.is_own or not _knows_its_place(source)
         self._order: HashedOrder | None = None
         self._reading: Any = None
@@ -395,7 +395,7 @@ class HashedOrder:
 
 
 def _knows_its_place(source: Any) -> bool:
-    """Return whether a loader itself says where it is, and continues there in the same order."""
+    """Return whether a loader reports its position itself, and continues there in the same order."""
     loader = whole_loader(source)
     is_ours = isinstance(loader, SeededLoader) and not random_sampler_of(loader)
     return is_ours or has_own_state(loader)

@@ -998,17 +998,19 @@ class FastForward(_PartOfLoader):
         return batches
 
     def _announce(self) -> None:
-        """Log that batches are read again, and what would spare it."""
+        """Log that batches are read again, and how to avoid that."""
         loader = self.loader
         what = f"reading {self.count} batches of the epoch again, to continue after them"
         if not isinstance(loader, SeededLoader):
-            remedy = "" if isinstance(loader, Iterator) else "; a loader made with make_loader would spare that"
+            remedy = "" if isinstance(loader, Iterator) else "; make the loader with make_loader to avoid that"
             logger.info(f"{what}{remedy}")
         elif loader.resume or not loader.streams:
             logger.info(what)
         else:
             why = "a stream has no index"
-            remedy = "state_dict and load_state_dict in its dataset would spare that; `resume: reread` silences this"
+            remedy = (
+                "give its dataset state_dict and load_state_dict to avoid that, or set `resume: reread` to allow it"
+            )
             logger.warning(f"{what}, since {why}; {remedy}")
 
 

@@ -432,7 +432,7 @@ def test_a_stream_without_a_state_is_read_again(workers: int, log_lines: list[st
     loader = make()
     assert list(remaining_batches(make(), 3, position_of(loader, 3))) == list(loader)[3:]
     assert "reading 3 batches of the epoch again" in log_lines[0]
-    assert "state_dict and load_state_dict in its dataset would spare that" in log_lines[0]
+    assert "give its dataset state_dict and load_state_dict to avoid that" in log_lines[0]
 
 
 class Buffered(Resumable):
