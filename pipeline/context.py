@@ -218,7 +218,7 @@ class GradientsView(Protocol):
 
 
 class TrainingLoop(Protocol):
-    """What the context needs of the loop of a runner stage; it is in ``training/loop.py``."""
+    """What the context needs of the engine of a runner stage; it is in ``training/engine.py``."""
 
     def wake(self) -> object:
         """As ``Context.wake``."""

@@ -24,8 +24,9 @@ from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
 from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
+from pipeline.training.engine import Engine
 from pipeline.training.phase import pass_loader, phase_errors, phase_of
-from pipeline.training.train_pass import PassLoop, TrainPass
+from pipeline.training.train_pass import TrainPass
 from pipeline.training.trainable import trainable_of
 from pipeline.training.updater import is_plain
 
@@ -172,7 +173,7 @@ class Curve:
         return f"{self.rates[0]:.1e} {bars} {self.rates[-1]:.1e}, smoothed loss {low:.4g} to {high:.4g}"
 
 
-class RangeTest(PassLoop):
+class RangeTest(Engine):
     """A pass in which each update has another rate.
 
     Args:
@@ -206,6 +207,13 @@ class RangeTest(PassLoop):
     def open(self, training: TrainPass) -> Iterator[Any]:
         """Begin the pass."""
         return training.read(self.loader, interruptible=False)
+
+    def start(self, training: TrainPass, batches: int) -> None:
+        """Prepare the Brain, which is bound to the run, and call no plugin."""
+        training.start(training.number, batches)
+
+    def report_length(self, training: TrainPass, batches: int) -> None:
+        """Leave it to the training to warn of a wrong length."""
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
         """The same batches again."""

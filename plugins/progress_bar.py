@@ -369,7 +369,7 @@ def _brain_of(context: Context, phase: str) -> Any:
 def _batches_done(context: Context) -> int | None:
     """How many batches of the running epoch were done when the checkpoint was saved; None: no epoch was running."""
     loop: Any = context.loop
-    state = loop.journal.checkpoint.state.loop if loop and loop.journal.checkpoint else None
+    state = loop.journal.checkpoint.state.engine if loop and loop.journal.checkpoint else None
     # Of an Experiment nobody knows: what is done from now on is counted.
     running = state.inner if state else []
     return None if running is None else sum(entry.done for entry in running)

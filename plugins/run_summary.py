@@ -99,7 +99,7 @@ def _describe_pass(loader: Any, runner: RunnerSchema, own_limit: int | None) -> 
 def _to_come(context: Context, runner: RunnerSchema, batches: int) -> str:
     """How many iterations are left; ``batches``: those of an epoch, 0 where nobody knows."""
     counters, resumed = context.peek("train_state"), context.peek("checkpointer").store.resumed
-    journal = resumed.state.loop if resumed and resumed.state else None
+    journal = resumed.state.engine if resumed and resumed.state else None
     in_work = sum(entry.done for entry in (journal.inner if journal else None) or ())
     epochs = min((limit for limit in (runner.epochs, runner.debug and runner.debug_epochs) if limit), default=0)
     limits = [_count(epochs, "epoch") + (f" of {_count(batches, 'batch')}" if batches else "")] if epochs else []

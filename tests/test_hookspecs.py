@@ -155,7 +155,7 @@ def test_every_hook_is_called_somewhere_in_the_framework_and_no_other_is() -> No
     files = [*Path(hookspecs.__file__).parent.rglob("*.py"), Path(weight_exporter.__file__)]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     calls = re.findall(r"(?:\bhooks|\[\"hooks\"\])\.(\w+)\b", text) + re.findall(
-        r'hook_or_none\([\w.]+, "(\w+)"\)', text
+        r'hook_or_none\([\w.\[\]"]+, "(\w+)"\)', text
     )
     assert {*calls, *OPTIMIZER_HOOKS} == HOOKS.keys()
 

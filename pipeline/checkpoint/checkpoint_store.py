@@ -226,17 +226,23 @@ class CheckpointStore:
         parts.warn_of_hidden({place: part for place, part in hidden.items() if place not in self._hidden})
         self._hidden |= hidden.keys()
 
-    def restore(self, context: Context) -> None:
+    def restore(self, context: Context, check: Callable[[LoadedCheckpoint], None] | None = None) -> None:
         """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
 
-        The trainer calls this once, before the runner stage, when a run is resumed; the loop takes what is its own from
-        ``resumed``, which is None where there was none.
+        The trainer calls this once, before the runner stage, when a run is resumed; the engine takes what is its own from
+        ``resumed``, which is None if there was none.
+
+        Args:
+            context: of the training.
+            check: raises if a checkpoint is of something else.
 
         Raises:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: it does not fit the models.
         """
         if checkpoint := self.newest_valid():
+            if check:
+                check(checkpoint)
             restore_training(checkpoint, context, self.recoverables, self.initial)
             self.resumed = checkpoint
             logger.info(

@@ -231,8 +231,10 @@ class BrainSession:
         finally:
             self.end_of_epoch = True
 
-    def save(self, models: Models, train_state: Mapping[str, int], *rest: Any) -> Path:
+    def save(self, models: Models, train_state: Mapping[str, int], metrics: Mapping[str, Any], *rest: Any) -> Path:
         """Write a checkpoint of ``fit``, as ``CheckpointStore.save`` does, and answer the requests with it."""
+        # By the name of the Brain a checkpoint of ``fit`` is known, even if there are no numbers yet.
+        rest = ({**{name: {} for name in models}, **metrics}, *rest)
         requests, self.requests = self.requests or [], []
         checkpointer, iteration = self._checkpointer, train_state["iteration"]
         suffix = next((own.suffix for own in reversed(requests) if own.suffix), "")

@@ -73,8 +73,8 @@ class TrainRunner:
         with suppress(FormatError):
             state = checkpoint.state
         record = None
-        if state and state.loop:
-            record = state.loop.validation.best
+        if state and state.engine:
+            record = state.engine.validation.best
         elif state and state.experiment:
             record = state.experiment.best
         if record:

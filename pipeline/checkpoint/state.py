@@ -20,7 +20,7 @@ from pipeline.checkpoint.weights import Models, unique_brains
 from pipeline.errors import CheckpointError, FormatError
 
 # The format of the training state. A state of another format cannot be resumed.
-VERSION = 3
+VERSION = 4
 
 # Of the parts that the ranks have saved, by rank, what the rank that is named goes on with.
 _Rule = Callable[[Sequence[Any], int], Any]
@@ -201,9 +201,10 @@ class EntryState(StateModel):
         kind: which of them.
         phase: whose data; ``""`` for epochs.
         over: whether it is over.
-        number: of the epoch, or of the pass over this phase.
+        number: of the running epoch, or of the pass over this phase.
         repeat: whether the pass begins again at its end.
-        first: the epoch with which these epochs began.
+        first: how many epochs were done before these.
+        epochs: the numbers of those that are done, if the caller has given numbers; else None.
         numbers: what it gave: numbers by name; of a validation of all phases, by phase.
         validated: whether the validation after the pass is done.
         done: how many batches of the pass are done.
@@ -216,6 +217,7 @@ class EntryState(StateModel):
     number: int
     repeat: bool
     first: int
+    epochs: list[int] | None
     numbers: dict[str, Any]
     validated: bool
     done: int
@@ -225,12 +227,32 @@ class EntryState(StateModel):
     def new(cls, kind: Literal["epochs", "pass", "validate"], phase: str, number: int, **more: Any) -> EntryState:
         """One that has just begun, but for ``more``."""
         flags = dict.fromkeys(("over", "repeat", "validated"), False)
-        fields: dict[str, Any] = {**flags, "first": 0, "done": 0, "numbers": {}, "state": None}
+        fields: dict[str, Any] = {**flags, "first": 0, "epochs": None, "done": 0, "numbers": {}, "state": None}
         return cls(kind=kind, phase=phase, number=number, **{**fields, **more})
 
     def mark_validated(self) -> None:
         """Note that the validation after the pass is done."""
         self.validated = True
+
+    def begin_epoch(self, number: int, *, again: bool) -> None:
+        """Note which epoch is running.
+
+        Args:
+            number: its number.
+            again: whether it is the one in which the training was interrupted.
+
+        Raises:
+            CheckpointError: the training was interrupted in another one.
+        """
+        if again and number != self.number:
+            what = f"was saved in the middle of epoch {self.number}, and epoch {number} would be next"
+            raise CheckpointError(f"the checkpoint {what}; give the same numbers of epochs as then")
+        self.number = number
+
+    def end_epoch(self) -> None:
+        """Note that the epoch is done, if the caller has given numbers."""
+        if self.epochs is not None:
+            self.epochs.append(self.number)
 
     def finish(self) -> None:
         """Note that what was called is over."""
@@ -244,8 +266,8 @@ class EpochStart(StateModel):
     update: int
 
 
-class LoopState(StateModel):
-    """Where the loop is.
+class EngineState(StateModel):
+    """Where the engine is.
 
     Attributes:
         outer: the calls of the stage outside of epochs.
@@ -256,6 +278,7 @@ class LoopState(StateModel):
         iterations: phase -> name -> the iteration that a number is of.
         asked_updates: the updates when it was last asked what is due; None: nothing is due by updates.
         epoch_began: the counters when the running epoch, or the last one, began.
+        generators: the states of the random generators of the Brains, the updaters and the data, by name.
     """
 
     outer: list[EntryState]
@@ -266,6 +289,7 @@ class LoopState(StateModel):
     iterations: dict[str, dict[str, int]]
     asked_updates: int | None
     epoch_began: EpochStart
+    generators: dict[str, Any]
 
     @model_validator(mode="after")
     def _check_leader(self) -> Self:
@@ -306,28 +330,6 @@ class WindowState(StateModel):
     gradient_norm: float | None
     owns_gradients: bool
     discarded_windows: int
-
-
-class FitState(StateModel):
-    """Where ``Brain.fit`` is.
-
-    Attributes:
-        epochs: the numbers of those that are done.
-        metrics: the numbers of the last of them.
-        generators: the states of the random generators of the Brain and of its data, by name.
-        running: the pass of an epoch that is not over; None between two epochs.
-    """
-
-    epochs: list[int]
-    metrics: dict[str, Any]
-    generators: dict[str, Any]
-    running: EntryState | None
-
-    @model_validator(mode="after")
-    def _check_running(self) -> Self:
-        if self.running and not self.running.state:
-            raise ValueError("its running pass has no state")
-        return self
 
 
 class FrozenState(StateModel):
@@ -386,12 +388,10 @@ class MidEpochState(StateModel):
 
     Attributes:
         dataset: the order of each dataset; None for a stream.
-        generators: the states of the random generators of the Brains, the updaters and the data, by name.
         overfit_batches: of the runner.
     """
 
     dataset: dict[str, OwnState | None]
-    generators: dict[str, Any]
     overfit_batches: int | None
 
 
@@ -415,8 +415,7 @@ class TrainingState(StateModel):
         gradients: likewise, name of a parameter -> the gradient of an open accumulation window.
         random: of the generators.
         metrics: phase -> the numbers of the running epoch.
-        loop: where the loop of a run is; None: another one trains.
-        fit: where ``Brain.fit`` is.
+        engine: where the engine is; None: something else trains.
         experiment: where an experiment is.
         recoverables: name -> the state of what ``add_recoverable`` has named.
         parts: place -> the state of another part of the models; None: there is none.
@@ -429,14 +428,13 @@ class TrainingState(StateModel):
         seconds: the training time of a runner with ``max_time``; None: it has none.
     """
 
-    version: Literal[3]
+    version: Literal[4]
     updaters: dict[str, OwnState]
     optim_schedulers: dict[str, dict[str, SchedulerState]]
     gradients: dict[str, dict[str, Tensor]]
     random: RandomState
     metrics: dict[str, Numbers]
-    loop: LoopState | None
-    fit: FitState | None
+    engine: EngineState | None
     experiment: ExperimentState | None
     recoverables: dict[str, Any]
     parts: dict[str, Any]
@@ -457,7 +455,7 @@ class TrainingState(StateModel):
             models: phase -> what the network stage built for it; of phases that share a Brain, the first speaks for all.
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
-            more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``; ``gradients`` of modules
+            more: what the training itself needs: ``engine``, ``metrics`` or ``experiment``; ``gradients`` of modules
                 that no Brain has; ``stopped``; ``requested``; ``seconds``.
 
         Raises:
@@ -571,10 +569,9 @@ _OWN: dict[str, _Rule] = {
     "recoverables": _kept,
     "objects": _kept,
     "optim_schedulers.*.*.state.window": _window,
-    "loop.outer.*.state": _pass,
-    "loop.inner.*.state": _pass,
-    "fit.running.state": _pass,
-    "fit.generators": _kept,
+    "engine.outer.*.state": _pass,
+    "engine.inner.*.state": _pass,
+    "engine.generators": _kept,
     "experiment.data": _kept,
     "experiment.objects": _kept,
     "experiment.generators": _kept,
@@ -603,8 +600,7 @@ def _changed(tree: Any, place: Sequence[str], change: Callable[[Any], Any]) -> A
 # The parts of a state that not every training has.
 _DEFAULTS: dict[str, Any] = {
     "metrics": {},
-    "loop": None,
-    "fit": None,
+    "engine": None,
     "experiment": None,
     "parts": {},
     "objects": {},

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loguru import logger
-
 from pipeline.checkpoint.load_errors import fitting
-from pipeline.checkpoint.random_state import lacking, restore_states, states_of
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import MidEpochState
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.data.fetch import changed_order
-from pipeline.data.generators import generators_of_phases
 from pipeline.data.loader import SeededLoader
 from pipeline.errors import CheckpointError
 
@@ -37,26 +33,16 @@ class MidEpoch:
         ours = {name: loader for name, loader in loaders.items() if isinstance(loader, SeededLoader)}
         return {
             "dataset": {name: loader.order() for name, loader in ours.items() if not loader.streams},
-            "generators": states_of(self._generators()),
             "overfit_batches": self.settings.overfit_batches,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put generators, and orders that were drawn by chance, back; keep the rest for ``check``."""
+        """Restore orders that were sampled at random; keep the rest for ``check``."""
         loaded = self._loaded = MidEpochState.from_tree(state, "mid_epoch")
         for name, loader in (self.context.peek("dataset") or {}).items():
             with fitting("mid_epoch", f"'{name}'", "use another checkpoint"):
                 if isinstance(loader, SeededLoader):
                     loader.load_state_dict({"taken": 0, "order": loaded.dataset.get(name)})
-
-        generators = self._generators()
-        with fitting("mid_epoch", "the generators", "use another checkpoint"):
-            restore_states(generators, loaded.generators)
-        for name in lacking(generators, loaded.generators):
-            logger.warning(f"the checkpoint has the state of the random generator {name}, and the run has none such")
-
-    def _generators(self) -> dict[str, Any]:
-        return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
 
     def check(self, checkpoint: LoadedCheckpoint) -> None:
         """Raise if the passes that are open in a checkpoint, whose state was loaded, cannot go on.
@@ -64,8 +50,8 @@ class MidEpoch:
         Raises:
             CheckpointError: something has changed that may not.
         """
-        loop = checkpoint.state.loop if checkpoint.state else None
-        if self._loaded is None or loop is None or not loop.has_open_pass():
+        engine = checkpoint.state.engine if checkpoint.state else None
+        if self._loaded is None or engine is None or not engine.has_open_pass():
             return
         now, key = self.settings.overfit_batches, f"runner.{self.settings.name}.overfit_batches"
         if changes := changed_order(self._loaded.overfit_batches, now, key):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,18 +15,16 @@ import torch
 from loguru import logger
 from torch.nn.parameter import is_lazy
 
-from pipeline import hookspecs, workspaces
+from pipeline import workspaces
 from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store, weights
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
-from pipeline.checkpoint.gradients import TrainingGradients
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.checkpoint.storage import short, storing
 from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
-from pipeline.config.usage import TrackedDict
-from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, TrainingLoop, base_of
+from pipeline.context import STAGES, Context, PipelineStage, TrainingLoop, base_of
 from pipeline.data.loader import dataset_digest, end_workers
 from pipeline.distributed.agreement import share_wishes
 from pipeline.distributed.device import deterministic
@@ -49,9 +46,10 @@ from pipeline.run.resume import (
     train_on,
     with_original_links,
 )
+from pipeline.run.run_context import listen, new_context
 from pipeline.signals import SHUTDOWN
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugin_calls import failing_plugin, hook_or_none, register_plugins, running_hook
+from pipeline.user_code.plugin_calls import failing_plugin, register_plugins
 from pipeline.user_code.plugins import load_plugins, offered, plugin_manager
 from pipeline.user_code.tracebacks import user_traceback, with_traceback
 
@@ -364,7 +362,7 @@ def env_was_read(context: Context) -> bool:
 
 
 class StageLoop(TrainingLoop, Protocol):
-    """What a session needs of the loop of a runner stage; it is in ``training/loop.py``."""
+    """What a session needs of the engine of a runner stage; it is in ``training/engine.py``."""
 
     in_use: bool
 
@@ -382,36 +380,6 @@ class Training(NamedTuple):
 
     begin: Callable[[Context, Sequence[PhaseSchema], RunnerSchema], None]
     make_loop: Callable[[Context, Any], StageLoop]
-
-
-def _new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
-    """The context with what the config and the processes decide."""
-    modes = EngineMode.CLUSTER, EngineMode.LOCAL_CLUSTER
-    env = copy.deepcopy(config.plain())
-    phases = {phase["name"]: phase for phase in env["phase"]}
-    env["phase"] = [phases[phase.name] for phase in config.phases(settings)]
-    values = {
-        "status": "uninit",
-        "is_exit": False,
-        "config_yaml": str(config.path) if config.path else None,
-        "config": config,
-        "env": env,
-        "runner_name": settings.name,
-        "runner": settings,
-        "phases": [TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
-        "hyper_parameters": TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
-        "engine": EngineMode.SINGLE if world.size == 1 else modes[world.local_size == world.size],
-        "is_fleet": world.size > 1,
-        "fleet_mode": "collective" if world.size > 1 else "",
-        "is_infer": settings.kind == "infer",
-        "rank": world.rank,
-        "local_rank": world.local_rank,
-        "world_size": world.size,
-        "world": world,
-        "train_state": dict.fromkeys(TRAIN_STATE, 0),
-        "checkpoints": {},
-    }
-    return Context.for_training(values, TrainingGradients, running_hook)
 
 
 # Context keys whose objects the trainer itself uses; a stage may change what is in them, but not replace them.
@@ -453,7 +421,7 @@ class RunnerSession:
         self.hooks, self.resources = self.manager.hook, ExitStack()
         keep_last = self.settings.keep_last
         self.store = CheckpointStore(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
-        self.context = _new_context(self.config, self.settings, run.world)
+        self.context = new_context(self.config, self.settings, run.world)
         self.context.update(device=run.devices[name], hooks=self.hooks, run_dir=run_dir)
         self.context.update(checkpointer=RunCheckpointer(self.store), resources=self.resources)
         self.mid_epoch = MidEpoch(self.context, self.settings)
@@ -480,25 +448,11 @@ class RunnerSession:
         self.resources.callback(set_aside_in_hooks(self.manager, self.context))
         for name, report in offered("plugin_reports").items() if self.plugins and self.run.world.is_main else ():
             self.manager.register(report(self.manager), name)
-        self.listen()
+        listen(self.context, self.resources)
         self.store.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
             if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
                 self.store.add_recoverable(f"plugin:{name}", plugin)
-
-    def listen(self) -> None:
-        """Have ``observe`` call the plugins until the runner ends; not in processes forked from this one, nor in an export."""
-        on_observe, process = hook_or_none(self.hooks, "on_observe"), os.getpid()
-
-        def observer(name: str, value: Any) -> None:
-            if on_observe and os.getpid() == process and not torch.compiler.is_exporting():
-                on_observe(context=self.context, name=name, value=value)
-
-        if on_observe:
-            self.resources.callback(setattr, hookspecs, "observer", hookspecs.observer)
-            # Where code is compiled, a plugin gets real tensors.
-            outside_of_graphs: Callable[..., Any] = torch.compiler.disable
-            hookspecs.observer = outside_of_graphs(observer)
 
     def build(self, stage: str) -> Any:
         """The stage, built with its ``<stage>_args``."""

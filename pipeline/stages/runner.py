@@ -17,8 +17,8 @@ from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Brain, Stage, overridden, prepare_for_evaluation
+from pipeline.training.engine import engine_of
 from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
-from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for
 from pipeline.training.updater import is_plain
@@ -48,33 +48,33 @@ class Runner(RunnerBase):
         if context["is_infer"]:
             self._infer(context)
             return
-        loop = loop_of(context)
+        engine = engine_of(context)
         own = overridden(self, Runner, "train_epoch", "train_phase")
         why = f"{type(self).__name__}.{own[0]} is of its own" if own else ""
-        loop.plan_schedules(why)
+        engine.plan_schedules(why)
         for epoch in context.epochs():
             self.train_epoch(context, epoch)
 
     def train_epoch(self, context: Context, epoch: int) -> None:
         """Train the phases in turn; each is validated, if that is due after this epoch."""
-        loop, counters = loop_of(context), context["train_state"]
-        phases = list(loop.phases.values())
+        engine, counters = engine_of(context), context["train_state"]
+        phases = list(engine.phases.values())
         for index, phase in enumerate(phases):
             counters["phase_index"] = index
             self.train_phase(context, phase)
-            is_over = loop.end_phase(phase)
-            if phase is not phases[-1] and not loop.cut_short:
+            is_over = engine.end_phase(phase)
+            if phase is not phases[-1] and not engine.cut_short:
                 counters["phase_index"] = index + 1
                 if is_over:
-                    loop.end_between_phases()
+                    engine.end_between_phases()
                 else:
-                    loop.save_if(False)
+                    engine.save_if(False)
             if is_over:
                 break
 
     def train_phase(self, context: Context, phase: Phase) -> dict[str, float]:
         """One pass over the data of a phase: ``train_batch`` on each batch; ``loss`` and what was logged."""
-        training = loop_of(context).train_pass(phase)
+        training = engine_of(context).train_pass(phase)
         if overridden(self, Runner, "train_batch"):
             name = f"{type(self).__name__}.train_batch"
             training.run(training.custom(partial(self.train_batch, context, phase), name))
@@ -93,15 +93,15 @@ class Runner(RunnerBase):
 
     def validate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The loss and the metrics of a phase's validation data, as the weights are now."""
-        return loop_of(context).evaluate(context, phase)
+        return engine_of(context).evaluate(context, phase)
 
     def is_over(self, context: Context) -> bool:
         """Whether training is over: after as many epochs, iterations or updates as the config says.
 
         It is called after each validation, pass and epoch, and where a limit may be reached.
         """
-        loop = loop_of(context)
-        return loop.schedule.over(loop.counters)
+        engine = engine_of(context)
+        return engine.schedule.over(engine.counters)
 
     def _infer(self, context: Context) -> None:
         """Evaluate every phase, for each checkpoint; ``metrics`` are the numbers of the last one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from inspect import Parameter
@@ -42,7 +42,7 @@ from pipeline.distributed.world import current_world, joined
 from pipeline.errors import ConfigError, DataError, DivergedError
 from pipeline.run.exclusive import exclusive
 from pipeline.training.broadcasts import LossWatch
-from pipeline.training.fit import NAME, Fit, test
+from pipeline.training.fit import NAME, fit, test
 from pipeline.training.nonfinite import ADVICE
 from pipeline.training.optim_scheduler import (
     Losses,
@@ -246,6 +246,7 @@ class Brain:
         progressbar: bool | None = None,
         train_loader_kwargs: Mapping[str, Any] | None = None,
         valid_loader_kwargs: Mapping[str, Any] | None = None,
+        plugins: Sequence[Any] = (),
     ) -> None:
         """Train, without a config. Under torchrun the processes share the work, see ``pipeline/distributed/README.md``.
 
@@ -264,6 +265,10 @@ class Brain:
             progressbar: whether to show one; None: where stderr is a terminal, unless ``noprogressbar``.
             train_loader_kwargs: keyword arguments of the DataLoader.
             valid_loader_kwargs: likewise.
+            plugins: objects with hooks, or what the ``plugins`` of a config may have: ``"early_stopping"``,
+                ``{"ema": {"decay": 0.99}}``, a class. They get the hooks of a training, with ``"brain"`` as the phase;
+                of the stages' hooks those of the runner stage, and no ``wrap_model``. The state of each that has one is in
+                the checkpoints. What they write goes to the hyperparameter ``output_folder``.
 
         Raises:
             ConfigError: there is nothing to train, a module keeps layers in a plain list, keywords are given for a loader
@@ -290,7 +295,7 @@ class Brain:
             valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, workers)
             self._trainable.work_alone()
             self.on_fit_start()
-            Fit(self, train, valid, progressbar).run(epoch_counter)
+            fit(self, epoch_counter, train, valid, show=progressbar, plugins=plugins)
 
     def evaluate(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +11,7 @@ from loguru import logger
 
 from pipeline.checkpoint import layout
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
+from pipeline.checkpoint.checkpointer import BrainSession
 from pipeline.checkpoint.gradients import gradients_of_training
 from pipeline.checkpoint.reader import Iterations
 from pipeline.config.schema import WARN
@@ -26,28 +27,35 @@ class Checkpoints:
     """Saves checkpoints while training continues, and notifies the plugins once they are on disk.
 
     Args:
-        store: writes them; asynchronously or not.
+        store: writes them; asynchronously or not. None if nothing is saved.
         context: the run's, for its plugins.
         best: which of them are the best; None: nothing asks for it.
-        on_error: with ``warn``, training goes on where the storage refuses, and the next save tries again.
-        write: writes a checkpoint, with the arguments of ``CheckpointStore.save``; None: that of the store.
+        on_error: with ``warn``, training continues if the storage refuses, and the next save tries again.
+        session: of a Brain that trains alone; it writes the checkpoints, with what calls have requested. None in a run.
     """
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: CheckpointStore | None,
         context: Context,
         best: BestTracker | None,
         on_error: str,
-        write: Callable[..., Path] | None = None,
+        session: BrainSession | None = None,
     ) -> None:
         self.store, self.context, self.best, self.on_error = store, context, best, on_error
-        self._write = write or store.save
+        self._session = session
         self._error: StorageError | None = None
         self._pending = False
 
     def save(
-        self, counters: Mapping[str, int], metrics: Mapping[str, Any], iterations: Iterations, /, **own: Any
+        self,
+        counters: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        iterations: Iterations,
+        /,
+        *,
+        end_of_epoch: bool = True,
+        **own: Any,
     ) -> None:
         """Save a checkpoint of this moment.
 
@@ -55,8 +63,12 @@ class Checkpoints:
             counters: ``iteration`` names it.
             metrics: the newest numbers.
             iterations: phase -> name -> the iteration that a number is of.
-            own: the state of the loop itself: as ``more`` of ``TrainingState.capture``, over what the context says.
+            end_of_epoch: whether no epoch is running.
+            own: the state of the training itself: as ``more`` of ``TrainingState.capture``, over what the context says.
         """
+        store, session = self.store, self._session
+        if store is None:
+            return
         self.wait_for_save()
         models = self.context["model"]
         for name, trainable in trainables(models):
@@ -64,22 +76,35 @@ class Checkpoints:
                 broadcast_tensors(trainable.modules.buffers(), trainable.strategy.world)
                 require_equal_weights({name: trainable.modules}, trainable.strategy.world)
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
-        with gradients_of_training():
-            training = self.store.capture(models, **{**steering, **own}).to_tree()
-        if self.best:
-            # The best once this one is saved; if the save fails, nothing is removed either.
-            best = self.best.kept_with(counters["iteration"])
-            self.store.protect(self.store.path_of(entry.iteration) for entry in best)
-        self._pending = True
-        try:
-            with self._errors(), gradients_of_training():
-                self._write(models, counters, metrics, training, iterations)
-        finally:
-            self.context["hooks"].after_checkpoint_captured(context=self.context)
+        with session.saving(end_of_epoch=end_of_epoch) if session else nullcontext():
+            with gradients_of_training():
+                training = store.capture(models, **{**steering, **own}).to_tree()
+            if self.best:
+                # The best once this one is saved; if the save fails, nothing is removed either.
+                best = self.best.kept_with(counters["iteration"])
+                store.protect(store.path_of(entry.iteration) for entry in best)
+            self._pending = True
+            write = session.save if session else store.save
+            try:
+                with self._errors(), gradients_of_training():
+                    write(models, counters, metrics, training, iterations)
+            finally:
+                self.context["hooks"].after_checkpoint_captured(context=self.context)
         self.notify_saved()
+
+    def are_requested(self) -> bool:
+        """Return whether calls of SpeechBrain's ``save_checkpoint`` have requested a checkpoint."""
+        return self._session is not None and bool(self._session.requests)
+
+    def end(self) -> None:
+        """Save what is requested from now on at once: training continues from the last checkpoint."""
+        if self._session:
+            self._session.end_fit()
 
     def wait_for_save(self) -> None:
         """Wait for the last save, and notify the plugins of it."""
+        if self.store is None:
+            return
         with self._errors():
             self.store.wait()
         self.notify_saved()
@@ -87,7 +112,7 @@ class Checkpoints:
 
     def notify_saved(self) -> None:
         """Notify the plugins of what came to disk since the last time, without waiting."""
-        if not self._pending:
+        if not self._pending or self.store is None:
             return
         paths: list[Path] = []
         with self._errors():

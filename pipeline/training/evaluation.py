@@ -223,12 +223,15 @@ def predict(brain: Computation, batches: Iterable[Any], device: torch.device) ->
 
 
 @contextmanager
-def batches_of(loader: Any, device: torch.device) -> Iterator[Iterable[Any]]:
+def batches_of(loader: Any, device: torch.device, *, in_order: bool = True) -> Iterator[Iterable[Any]]:
     """The batches of a loader, to evaluate on in the block; a signal ends it.
 
-    They come in the order of the dataset, whatever the loader does in training.
+    Args:
+        loader: the loader.
+        device: where the batches go.
+        in_order: whether they come in the order of the dataset, whatever the loader does in training.
     """
-    loader = for_evaluation(loader)
+    loader = for_evaluation(loader) if in_order else loader
     batches: Iterable[Any] = on_device(without_state(loader), device)
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from weakref import WeakSet
 
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.state import EntryState, LoopState
+from pipeline.checkpoint.state import EngineState, EntryState
 from pipeline.errors import CheckpointError
 from pipeline.training.train_pass import TrainPass
 
@@ -59,7 +59,6 @@ class Journal:
         # Passes that were begun in the body of another's batch.
         self._nested: WeakSet[TrainPass] = WeakSet()
         self._saved_in_epoch = False
-        self._restore_generators: Callable[[], None] = _do_nothing
 
     def begin_epoch(self) -> None:
         """From here on, calls are those of an epoch."""
@@ -69,35 +68,30 @@ class Journal:
         """The epoch is over: forget its calls."""
         self.inner = None
 
-    def load(
-        self, state: LoopState, restore_generators: Callable[[], None], make_pass: Callable[[str], TrainPass]
-    ) -> list[TrainPass]:
+    def load(self, state: EngineState, make_pass: Callable[[str], TrainPass]) -> list[TrainPass]:
         """Take the calls of the checkpoint.
 
         Args:
             state: has them.
-            restore_generators: puts the random generators back to that moment.
             make_pass: makes a pass of a phase.
 
         Returns:
             The open passes, but the leader: that one is opened when it is asked for.
         """
-        self._restore_generators = restore_generators
         self._saved_in_epoch = state.inner is not None
         for states, rest in ((state.outer, self._rest_of_outer), (state.inner or [], self._rest_of_inner)):
             rest.extend(make_pass(own.phase).load(own) if own.kind == "pass" else own for own in states)
         entries = [*self._rest_of_outer, *self._rest_of_inner]
         leader = None if state.leader is None else entries[state.leader]
         self.leader = leader if isinstance(leader, TrainPass) else None
-        restore_generators()
         return [entry for entry in entries if isinstance(entry, TrainPass) and entry.state and entry is not leader]
 
-    def capture(self, leader: TrainPass | None, **more: Any) -> LoopState:
+    def capture(self, leader: TrainPass | None, **more: Any) -> EngineState:
         """What a checkpoint keeps.
 
         Args:
             leader: the pass that is asked for a batch, and goes on from here; None: none is.
-            more: what else a LoopState has.
+            more: what else a EngineState has.
         """
         for entries in (self.outer, self.inner or []):
             entries[:] = [
@@ -107,7 +101,7 @@ class Journal:
         states = [entry if isinstance(entry, EntryState) else entry.entry_state() for entry in entries]
         inner = None if self.inner is None else states[len(self.outer) :]
         place = entries.index(leader) if leader in entries else None
-        return LoopState(outer=states[: len(self.outer)], inner=inner, leader=place, **more)
+        return EngineState(outer=states[: len(self.outer)], inner=inner, leader=place, **more)
 
     def call(self, kind: Kind, phase: str, *, in_body: bool, **own: Any) -> EntryState:
         """Note a call of ``epochs`` or ``validate``: the one that a checkpoint has, else a new one.
@@ -164,7 +158,6 @@ class Journal:
             scope.extend(rest)
             rest.clear()
         self.on_arrival()
-        self._restore_generators()
 
     def arrive_after_last_call(self) -> None:
         """Arrive, where the code has made all calls of the checkpoint, and no pass led then."""
@@ -196,10 +189,6 @@ class Journal:
         what = f"{path}: {event}, where the run that saved it had {before} next"
         remedy = "set its code and phases back, or begin anew"
         return f"{what}; a resumed stage has to make the same calls in the same order: {remedy}"
-
-
-def _do_nothing() -> None:
-    """Without a checkpoint there is nothing to restore."""
 
 
 def _describe(kind: str, phase: str) -> str:

@@ -147,7 +147,7 @@ def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:
         seed_generators(own)
 
 
-class Plan(NamedTuple):
+class PlannedLength(NamedTuple):
     """The length of the training for which schedules were planned.
 
     Attributes:
@@ -159,7 +159,7 @@ class Plan(NamedTuple):
     steps: dict[str, int]
 
 
-def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> Plan:
+def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> PlannedLength:
     """Say to each schedule that asks how long the training is, before the first step, how long it is.
 
     A debug run ends earlier, but it builds the schedules of the whole training. So it finds what is
@@ -177,7 +177,7 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
     Raises:
         ConfigError: nobody knows; or a schedule would end before the training, or contradicts its length.
     """
-    plan = Plan({}, {})
+    plan = PlannedLength({}, {})
     for phase in (phase for phase in phases if phase.model_of is None):
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
             if not isinstance(scheduler, PlannedSchedule):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from loguru import logger
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -19,14 +17,12 @@ from pipeline.checkpoint.state import CursorState, EntryState, PassState, mappin
 from pipeline.context import Context
 from pipeline.data.batch import EmptySlice
 from pipeline.data.cursor import DataCursor
-from pipeline.data.generators import generators_of_phases
 from pipeline.data.loader import LimitedLoader, has_exact_length, has_own_state, length
 from pipeline.data.workers import supervise_workers
-from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.strategy import Strategy, require_equal_weights
 from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
-from pipeline.signals import SHUTDOWN, exit_requested
+from pipeline.signals import SHUTDOWN
 from pipeline.training.evaluation import target_of
 from pipeline.training.meters import MOST
 from pipeline.training.metrics.base import judge, needs_target
@@ -38,103 +34,50 @@ from pipeline.training.optim_scheduler import (
     losses_by_name,
 )
 from pipeline.training.trainable import Computation, Stage, Trainable, trainable_of
-from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
 
 
-class PassLoop(ABC):
-    """The loop that a pass is part of: that of a runner stage, or of ``Brain.fit``.
-
-    Args:
-        context: the run's; where a Brain trains by itself, one with counters, model and no plugins.
+class PassOwner(Protocol):
+    """What a pass needs of the engine that it belongs to.
 
     Attributes:
+        context: of the training.
         counters: ``context["train_state"]``.
-        schedule: the intervals and limits.
         due: the next iteration after which ``on_due`` is called.
-        work: the passes whose batch is in work, the oldest first: that one leads.
-        true_lengths: phase -> the batches of its last round, if the loader announced others.
-        agreement: by which several processes do the same after the same iteration; None: there is just one.
-        before_batch, after_batch: call the plugins; None where no plugin listens.
+        work: the passes whose batch is in work, the oldest first.
+        before_batch, after_batch: call the plugins; None if no plugin listens.
     """
 
-    schedule: Schedule
-    before_batch: Callable[..., Any] | None = None
-    after_batch: Callable[..., Any] | None = None
+    context: Context
+    counters: dict[str, int]
+    due: int
+    work: list[TrainPass]
+    before_batch: Callable[..., Any] | None
+    after_batch: Callable[..., Any] | None
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.counters: dict[str, int] = context["train_state"]
-        self.due = NEVER
-        self.work: list[TrainPass] = []
-        world = current_world()
-        self.agreement = Agreement(world, context) if world.size > 1 else None
-        self.true_lengths: dict[str, int] = {}
-        self._warned: set[str] = set()
+    def generators(self) -> dict[str, Any]:
+        """Return the random generators of the Brains, the updaters and the data, by name."""
 
-    def announced(self, phase: str, batches: int) -> tuple[int, str]:
-        """Return how many batches of a round were announced, and what was planned with that number.
-
-        Args:
-            phase: whose data.
-            batches: what the loader said when the round began; 0: it did not say it.
-        """
-        return batches, ""
-
-    def report_length(self, training: TrainPass, batches: int) -> None:
-        """Warn once for each phase whose data end after other batches than announced."""
-        phase, count = training.phase, training.in_round
-        if batches and count != batches:
-            self.true_lengths[phase] = count
-        expected, planned = self.announced(phase, batches)
-        if not expected or count == expected or phase in self._warned:
-            return
-        self._warned.add(phase)
-        what = f"phase.{phase}: announced {expected:,} batches, got {count:,}"
-        logger.warning(f"{what}; {planned}" if planned else what)
-
-    def wake(self) -> None:
-        """Look after the current iteration for what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
-        self.due = 0
-
-    def look_ahead(self) -> None:
-        """Look when something may be due next, or at once where the end has been requested meanwhile."""
-        self.due = self.next_check()
-        if exit_requested(self.context) or self.context.stop_reason is not None or self.context.requests:
-            self.wake()
-
-    def next_check(self) -> int:
-        """The next iteration after which something may be due."""
-        return self.schedule.next_check(self.counters, self.agreement)
-
-    @abstractmethod
     def open(self, training: TrainPass) -> Iterator[Any] | None:
-        """Begin a pass, or go on with one: its batches; None where it is over at once."""
+        """Start a pass, or continue one, and return its batches; None if it is over at once."""
+
+    def next_round(self, training: TrainPass) -> Iterator[Any] | None:
+        """Return the batches of one more round over the data of a pass that repeats; None if there is none."""
 
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass; ``batches``: as in ``TrainPass.start``."""
-        training.start(training.number, batches)
 
-    def generators(self) -> dict[str, Any]:
-        """The random generators of the Brains, the updaters and the data, by name."""
-        return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
-
-    @abstractmethod
-    def on_due(self, training: TrainPass) -> bool:
-        """Do what is due after an iteration; whether the pass goes on."""
-
-    @abstractmethod
-    def close(self, training: TrainPass) -> None:
-        """A pass is over."""
-
-    # Where passes repeat, or one is in work in the body of another.
-
-    def next_round(self, training: TrainPass) -> Iterator[Any] | None:
-        """The batches of one more round over the data of a pass that repeats; None: there is none."""
-        return None
+    def report_length(self, training: TrainPass, batches: int) -> None:
+        """Warn if a round had another number of batches than announced; 0 if none was."""
 
     def unwind(self, training: TrainPass) -> None:
-        """A pass is asked for its next batch: what was begun in the body of the one before is done."""
+        """Finish what was started in the body of the batch before, since the pass is asked for its next one."""
+
+    def on_due(self, training: TrainPass) -> bool:
+        """Do what is due after an iteration, and return whether the pass continues."""
+
+    def close(self, training: TrainPass) -> None:
+        """End a pass."""
 
 
 class PassCount:
@@ -154,7 +97,7 @@ class TrainPass:
     ``run`` trains on them all; ``batches`` gives them out to a loop of one's own.
 
     Args:
-        loop: the loop that it is part of.
+        engine: what it is part of.
         phase: the phase's name, for messages.
         brain: computes the losses; bound to its optimizers.
         updater: trains on a batch, and has counters of its own.
@@ -182,7 +125,7 @@ class TrainPass:
 
     def __init__(
         self,
-        loop: PassLoop,
+        engine: PassOwner,
         phase: str,
         brain: Computation,
         updater: UpdaterBase,
@@ -191,14 +134,14 @@ class TrainPass:
         number: int = 0,
         repeat: bool = False,
     ) -> None:
-        self.loop, self.phase, self.brain, self.updater, self.metrics = loop, phase, brain, updater, metrics or {}
+        self.engine, self.phase, self.brain, self.updater, self.metrics = engine, phase, brain, updater, metrics or {}
         self.trainable = trainable_of(brain)
-        self.after_batch = self._judge if metrics else loop.after_batch
+        self.after_batch = self._judge if metrics else engine.after_batch
         self.count: int | None = None
         self.number, self.repeat = number, repeat
         self.done = 0
         self.in_round = 0
-        self.cursor = DataCursor((), -1, loop.generators)
+        self.cursor = DataCursor((), -1, engine.generators)
         self.batch: Any = None
         self.numbers: dict[str, float] = {}
         self.open = self.over = self.dropped = self.in_batch = self.validated = False
@@ -242,8 +185,8 @@ class TrainPass:
             counts_first: whether to count the samples before the batch is yielded, if they weigh its loss. The code that
                 trains on the batch may change it.
         """
-        loop, trainable, record, context = self.loop, self.trainable, self.trainable.record, self.loop.context
-        counters, work, before = loop.counters, loop.work, loop.before_batch
+        engine, trainable, record, context = self.engine, self.trainable, self.trainable.record, self.engine.context
+        counters, work, before = engine.counters, engine.work, engine.before_batch
         try:
             for batches in self._rounds():
                 schedulers, strategy, cursor = trainable.schedulers, trainable.strategy, self.cursor
@@ -279,14 +222,14 @@ class TrainPass:
                     yield batch
                     # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
                     if not work or work[-1] is not self:
-                        loop.unwind(self)
+                        engine.unwind(self)
                     if self.in_batch:
                         self.count_batch()
                     # Free the batch before the loader is asked for the next one.
                     self.batch = None
                     del batch
-                    if counters["iteration"] >= loop.due and not loop.on_due(self):
-                        loop.close(self)
+                    if counters["iteration"] >= engine.due and not engine.on_due(self):
+                        engine.close(self)
                         return
         except GeneratorExit:
             # ``run`` only leaves the generator early after an error, and then the pass stays as it is.
@@ -295,21 +238,21 @@ class TrainPass:
                 # Whoever is asked next sees that it is not the youngest.
                 work.append(self)
             raise
-        loop.close(self)
+        engine.close(self)
 
     def _rounds(self) -> Iterator[Iterator[Any]]:
         """The batches of each round over the data."""
         if self.over:
             return
-        batches = self.loop.open(self)
+        batches = self.engine.open(self)
         while batches is not None:
             yield batches if self.count is None else islice(batches, self.count - self.done)
             if self.done != self.count and not self.over:
                 # The data ended the round, and no limit.
-                self.loop.report_length(self, self._announced)
+                self.engine.report_length(self, self._announced)
             # A round without a batch would be followed by another for ever.
             again = self.repeat and self.in_round and self.done != self.count and not self.over
-            batches = self.loop.next_round(self) if again else None
+            batches = self.engine.next_round(self) if again else None
 
     def start(self, epoch: int, batches: int) -> None:
         """Prepare the Brain and the counters: from zero, or from the state of a checkpoint.
@@ -322,7 +265,7 @@ class TrainPass:
         self.open = True
         self.in_round = 0
         self._planned = batches
-        trainable.begin_pass(keeps_outputs=bool(self.metrics))
+        trainable.begin_pass(keeps_outputs=self.after_batch is not None)
         strategy, record = trainable.strategy, trainable.record
         if strategy is not None and trainable.overrides("fit_batch"):
             strategy.average_each_backward(trainable.schedulers, record.count_samples, self.resources)
@@ -351,9 +294,9 @@ class TrainPass:
             loader: its order is that of ``number``.
             interruptible: whether a signal may end the wait for a batch of workers.
         """
-        trainable, loop = self.trainable, self.loop
-        random = random_state(loop.generators()) if self.state else None
-        cursor = DataCursor(loader, self.number, loop.generators, device=trainable.device, name=f"phase.{self.phase}")
+        trainable, engine = self.trainable, self.engine
+        random = random_state(engine.generators()) if self.state else None
+        cursor = DataCursor(loader, self.number, engine.generators, device=trainable.device, name=f"phase.{self.phase}")
         self._announced = length(loader) or 0
         exact = has_exact_length(loader)
         # Otherwise the ranks would close their last windows after different batches.
@@ -361,7 +304,7 @@ class TrainPass:
         # A window that a wrong length closes early would be another than without a length.
         count = self._announced if sure and exact and not self.repeat else 0
         if not self.open:
-            loop.start(self, count)
+            engine.start(self, count)
         self._planned = min(count, self.count or count)
         self._limit = loader.count if isinstance(loader, LimitedLoader) else None
         self._length = self._announced if sure and exact else None
@@ -375,7 +318,7 @@ class TrainPass:
         # An interrupted wait may lose a batch. A loader with a state of its own would not read it again after a resume.
         workers = getattr(cursor.reading, "num_workers", 0)
         if interruptible and workers and not has_own_state(loader):
-            batches = SHUTDOWN.interruptible(batches, lambda: loop.on_due(self))
+            batches = SHUTDOWN.interruptible(batches, lambda: engine.on_due(self))
         self.resources.enter_context(supervise_workers(batches))
         if strategy := trainable.strategy:
             if not sure:
@@ -383,9 +326,9 @@ class TrainPass:
             batches = self._slices(batches, strategy)
         if random:
             # The start of a pass, and of an iteration over a loader, has drawn numbers that it drew before the resume too.
-            restore_random_state(random, loop.generators())
-        if self not in loop.work:
-            loop.work.append(self)
+            restore_random_state(random, engine.generators())
+        if self not in engine.work:
+            engine.work.append(self)
         self._batches = batches
         return batches
 
@@ -491,20 +434,20 @@ class TrainPass:
 
     def count_batch(self) -> None:
         """The batch that was given out is done."""
-        loop, record = self.loop, self.trainable.record
+        engine, record = self.engine, self.trainable.record
         self.in_batch = False
         if not record.trained:
             self._count_losses()
         self.done += 1
         self._count.iterations += 1
-        loop.counters["iteration"] += 1
+        engine.counters["iteration"] += 1
         if (after := self.after_batch) and not self.stand_in:
             if not self._is_run or self._is_custom:
                 # What a plugin then leaves can be told from the gradients of code that steps by itself.
                 for scheduler in self.trainable.schedulers:
                     scheduler.note_cleared()
             predictions, losses = record.take_outputs()
-            after(context=loop.context, phase=self.phase, batch=self.batch, predictions=predictions, losses=losses)
+            after(context=engine.context, phase=self.phase, batch=self.batch, predictions=predictions, losses=losses)
 
     def _clear_leftovers(self, scheduler: OptimScheduler, number: int) -> None:
         """Clear gradients that other code has left, when the first batch of a window is handed out.
@@ -515,7 +458,7 @@ class TrainPass:
             scheduler: its window is about to begin.
             number: the number of the batch before.
         """
-        entries: Iterable[Mapping[str, Any]] = self.loop.context["model"].values()
+        entries: Iterable[Mapping[str, Any]] = self.engine.context["model"].values()
         others = [own for entry in entries for own in (entry.get("optim_schedulers") or {}).values()]
         clear_leftovers(scheduler, others, number)
 
@@ -523,7 +466,7 @@ class TrainPass:
         """Have the metrics judge a batch, and call the plugins."""
         if self.trainable.record.samples == 0:
             # A batch without samples contributes to no metric.
-            if after := self.loop.after_batch:
+            if after := self.engine.after_batch:
                 after(batch=batch, predictions=predictions, **values)
             return
         if predictions is None:
@@ -536,7 +479,7 @@ class TrainPass:
             judged, target = kind.readable(brain, judged, batch), target_of(brain, batch, needed=needed)
             for metric in self.metrics.values():
                 judge(metric, judged, target, batch)
-        if after := self.loop.after_batch:
+        if after := self.engine.after_batch:
             after(batch=batch, predictions=predictions, **values)
 
     def _count_losses(self) -> None:

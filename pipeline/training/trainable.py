@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from pipeline.checkpoint.weights import abbreviate
-from pipeline.context import Context
+from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_targets, differing_lengths, is_countable, raise_no_samples
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
@@ -274,7 +274,7 @@ class Trainable:
     ) -> None:
         self.brain = brain
         self.options: RunOptions
-        self.counters: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
+        self.counters: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
         self.schedulers: list[OptimScheduler] = []
         self.strategy: Strategy | None = None
         self.phase = ""

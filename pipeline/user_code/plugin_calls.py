@@ -148,6 +148,8 @@ def register_plugins(plugins: Sequence[Plugin], manager: pluggy.PluginManager) -
 
 
 def _build(plugin: Plugin) -> Any:
+    if plugin.instance is not None:
+        return plugin.instance
     cls: Any = plugin.target
     if cls.__eq__ is not object.__eq__:
         # pluggy takes two objects that are equal, such as those of a dataclass, for one.

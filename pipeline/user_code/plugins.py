@@ -126,6 +126,7 @@ class Plugin:
         origin: where the config names it.
         settings: its long form; of a short form all defaults.
         places: key of the long form, such as ``args.every`` -> where it was written.
+        instance: the plugin itself, if code has built it; then ``args`` are not used.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Plugin:
     origin: Origin = DEFAULT
     settings: PluginSettings = field(default_factory=PluginSettings.model_construct)
     places: Mapping[str, Origin] = field(default_factory=dict)
+    instance: Any = None
 
     def fault(self, message: str, key: str = "") -> Fault:
         """Return a fault at one of its keys, else where the config names it."""
@@ -392,6 +394,18 @@ def load_plugins(tree: Node, workspace: Path | None, *, several: bool = False) -
     if faults:
         raise PluginError("\n".join(map(str, faults)))
     return plugins
+
+
+def built_plugin(instance: object, *, several: bool = False) -> Plugin:
+    """Return the Plugin of an object that code has built, with the name of its class.
+
+    Raises:
+        PluginError: one of its hooks does not exist.
+    """
+    cls = type(instance)
+    if messages := faults_of_class(cls, several=several):
+        raise PluginError("\n".join(f"plugins: {message}" for message in messages))
+    return Plugin(plugin_name(cls), cls, instance=instance)
 
 
 def load_plugin_class(plugin: Plugin, *, several: bool = False) -> type:

@@ -19,7 +19,7 @@ from pipeline.config.schema import DatasetSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
 from pipeline.signals import exit_requested
-from pipeline.training.loop import loop_of
+from pipeline.training.engine import engine_of
 
 # Seconds after which a signal is heard while a window is waited for.
 _MOMENT = 0.5
@@ -193,13 +193,13 @@ class Runner(stages.Runner):
             if time.monotonic() >= end:
                 if self._window >= 0:
                     # Nothing of this epoch is trained yet, so a resumed run can begin it again.
-                    loop_of(context).save_if(True)
+                    engine_of(context).save_if(True)
                 raise DataError(f"{what}: {missing} is not there after {self.wait:g} s; resume the run when it is")
             look_again = min(end, time.monotonic() + self.poll)
             while not exit_requested(context) and time.monotonic() < look_again:
                 time.sleep(min(_MOMENT, self.poll))
             if exit_requested(context):
-                loop_of(context).save_if(False)
+                engine_of(context).save_if(False)
 
 
 def _paths(settings: DatasetSchema) -> list[str]:

@@ -154,7 +154,7 @@ def _best_steps(paths: list[Path]) -> list[int]:
     try:
         state: Any = json.loads(read_header(paths[-1] / TRAINING).metadata["state"])
         # A mapping stands there as the list of its items.
-        for key in ("loop", "validation", "best", "kept"):
+        for key in ("engine", "validation", "best", "kept"):
             state = next(value for name, value in state["dict"] if name == key)
         return [entry["tuple"][1] for entry in state]
     except (CheckpointError, ValueError, KeyError, TypeError, StopIteration, RecursionError):

@@ -37,7 +37,7 @@ Place = tuple[Any, ...]
 
 # The states of which only their owner knows what is in them.
 OWN = ["updaters.*", "optim_schedulers.*.*.state", "*.place", "experiment.state", "optimizer"]
-OWN += ["loop.*.numbers", "fit.metrics", "recoverables.*", "parts.*", "*objects.*", "*attributes.*"]
+OWN += ["engine.*.numbers", "engine.generators.*", "recoverables.*", "parts.*", "*objects.*", "*attributes.*"]
 
 # Mappings of which the names are data: that one is missing shows nowhere, or only to the run.
 BY_NAME = [
@@ -52,13 +52,13 @@ BY_NAME = [
     "*objects",
 ]
 BY_NAME += [
-    "loop.passes",
-    "loop.iterations*",
-    "loop.inner*numbers",
+    "engine.passes",
+    "engine.iterations*",
+    "engine.inner*numbers",
     "*logged",
     "*validated",
     "*reported",
-    "fit.metrics",
+    "engine.generators",
 ]
 BY_NAME += ["*numbers.training", "*numbers.judged", "*numbers.metrics*", "*numbers.iterations", "*attributes"]
 
@@ -89,7 +89,8 @@ def damaged(tree: Tree, keys: Place, *gone: bool) -> Tree:
     if gone:
         del owner[last]
     else:
-        owner[last] = 3 if isinstance(owner[last], list) else []
+        wrong: Any = [None] if owner[last] is None else []
+        owner[last] = 3 if isinstance(owner[last], list) else wrong
     return tree
 
 
@@ -260,10 +261,22 @@ WRONG: list[tuple[Place, Any, str]] = [
     (("recoverables", "mid_epoch", "dataset", "d"), 1, r"mid_epoch: dataset\.d is 1"),
     (("recoverables", "plugin:metric_log"), {"metrics": 1}, "plugin:metric_log: metric_log: timing is missing"),
     (("recoverables", "plugin:progress_bar", "epoch"), "1", "plugin:progress_bar: progress_bar: epoch is '1'"),
-    (("loop", "leader"), 7, "loop is dict of 8: value error, its leader, 7, is no open pass; use another checkpoint"),
-    (("loop", "inner"), None, "loop is dict of 8: value error, its leader, 2, is no open pass; use another checkpoint"),
-    (("loop", "inner", 1, "state", "discarded"), [], r"the pass over 'q' is not of 1 optim_schedulers; use another"),
-    (("loop",), None, "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path"),
+    (
+        ("engine", "leader"),
+        7,
+        "engine is dict of 9: value error, its leader, 7, is no open pass; use another checkpoint",
+    ),
+    (
+        ("engine", "inner"),
+        None,
+        "engine is dict of 9: value error, its leader, 2, is no open pass; use another checkpoint",
+    ),
+    (("engine", "inner", 1, "state", "discarded"), [], r"the pass over 'q' is not of 1 optim_schedulers; use another"),
+    (
+        ("engine",),
+        None,
+        "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path",
+    ),
 ]
 
 

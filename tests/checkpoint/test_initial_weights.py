@@ -243,10 +243,10 @@ def model(fill: float) -> dict[str, Any]:
 
 
 def with_best(kept: Any) -> TrainingState:
-    """The state of a loop that has kept these."""
+    """The state of an engine that has kept these."""
     best = {"value": 0.0, "iteration": 0, "kept": kept, "reported": {}}
     validation = {"validated": {}, "running": False, "best": best}
-    loop = {
+    engine = {
         "outer": [],
         "inner": None,
         "leader": None,
@@ -255,8 +255,9 @@ def with_best(kept: Any) -> TrainingState:
         "iterations": {},
         "asked_updates": None,
         "epoch_began": {"iteration": 0, "update": 0},
+        "generators": {},
     }
-    return TrainingState.capture({}, {}, None, loop=loop)
+    return TrainingState.capture({}, {}, None, engine=engine)
 
 
 def saved(folder: Path, *iterations: int, losses: tuple[float, ...] = (), best: Any = None) -> list[Path]:

@@ -231,19 +231,19 @@ def state_of(rank: int) -> dict[str, Any]:
     }  # fmt: skip
     entry = {
         "kind": "pass", "phase": "main", "over": False, "number": 0, "repeat": False, "first": 0, "numbers": {},
-        "validated": False, "done": 4, "state": passed,
+        "validated": False, "done": 4, "state": passed, "epochs": None,
     }  # fmt: skip
-    loop = {
+    engine = {
         "outer": [], "inner": [entry], "leader": 0, "passes": {"main": 1}, "iterations": {},
         "validation": {"validated": {}, "running": False, "best": None},
-        "asked_updates": None, "epoch_began": {"iteration": 0, "update": 0},
+        "asked_updates": None, "epoch_began": {"iteration": 0, "update": 0}, "generators": {"noise": rank},
     }  # fmt: skip
     window = {"real_step": 1, "batches": 2, "samples": 8 + rank, "discards": rank == 1}
     seed(rank)
     return {
         "version": VERSION, "updaters": {}, "optim_schedulers": {"main": {"a": {"class": "A of B", "state": {"window": window}}}},
         "gradients": {"main": {"weight": torch.tensor([1.0 + rank]), **({"bias": torch.ones(1)} if rank else {})}},
-        "random": random_state(), "metrics": {}, "loop": loop, "fit": None, "experiment": None,
+        "random": random_state(), "metrics": {}, "engine": engine, "experiment": None,
         "recoverables": {"plugin:a": {"rank": rank}}, "parts": {}, "objects": {"a": rank}, "frozen": None, "modes": None,
         "stopped": None, "requested": [], "seconds": None,
     }  # fmt: skip
@@ -272,8 +272,8 @@ def test_gradients_of_other_ranks_are_zeros_of_the_same_names() -> None:
 
 
 def test_the_first_rank_goes_on_with_the_metrics_of_all() -> None:
-    loops = [gone_on(rank).loop for rank in range(2)]
-    passes = [entry.state for loop in loops if loop for entry in loop.inner or []]
+    engines = [gone_on(rank).engine for rank in range(2)]
+    passes = [entry.state for engine in engines if engine for entry in engine.inner or []]
     metrics = [{"samples": 10}, {"samples": 11}, {"samples": 12}]
     assert [own and own.metrics for own in passes] == [{"mae": metrics}, {}]
 
@@ -285,6 +285,7 @@ def test_objects_and_generators_stay_with_their_rank() -> None:
     assert [state.recoverables["plugin:a"]["rank"] for state in own] == [0, 1, 2]
     assert [state.objects["a"] for state in own] == [0, 1, 2]
     assert [state.random.python for state in own] == expected
+    assert [state.engine and state.engine.generators for state in own] == [{"noise": rank} for rank in range(3)]
     assert gone_on(3).recoverables == {"plugin:a": {"rank": 0}}
 
 

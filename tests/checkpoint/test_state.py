@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.checkpoint.state import EntryState, LoopState, MeterState
+from pipeline.checkpoint.state import EngineState, EntryState, MeterState
 from pipeline.errors import CheckpointError
 from pipeline.training.meters import Meter
 
@@ -39,8 +39,8 @@ def open_pass() -> Tree:
     }
 
 
-def loop(*, leader: int | None = 1, best: Tree | None = None) -> Tree:
-    """A loop in epoch 3, in an open pass over the phase `a`."""
+def engine(*, leader: int | None = 1, best: Tree | None = None) -> Tree:
+    """An engine in epoch 3, in an open pass over the phase `a`."""
     epochs = EntryState.new("epochs", "", 3).to_tree()
     running = EntryState.new("pass", "a", 3, done=2).to_tree()
     return {
@@ -52,29 +52,30 @@ def loop(*, leader: int | None = 1, best: Tree | None = None) -> Tree:
         "iterations": {"a": {"loss": 5}},
         "asked_updates": None,
         "epoch_began": {"iteration": 4, "update": 4},
+        "generators": {},
     }
 
 
-def test_loop_from_its_tree_is_the_same() -> None:
-    tree = loop()
-    state = LoopState.from_tree(tree, "here")
+def test_engine_from_its_tree_is_the_same() -> None:
+    tree = engine()
+    state = EngineState.from_tree(tree, "here")
     assert state.has_open_pass()
     assert state.to_tree() == tree
 
 
 @pytest.mark.parametrize("leader", [0, 2])
-def test_loop_whose_leader_is_not_open_is_refused(leader: int) -> None:
+def test_engine_whose_leader_is_not_open_is_refused(leader: int) -> None:
     with pytest.raises(CheckpointError, match=f"its leader, {leader}, is no open pass"):
-        LoopState.from_tree(loop(leader=leader), "here")
+        EngineState.from_tree(engine(leader=leader), "here")
 
 
 @pytest.mark.parametrize("kept", [[], [[0.5, 3], [0.25, 1]]])
 def test_best_from_its_tree_is_the_same(kept: list[Any]) -> None:
     best = {"value": 0.5, "iteration": 3, "kept": kept, "reported": {"loss": "a"}}
-    state = LoopState.from_tree(loop(best=best), "here")
+    state = EngineState.from_tree(engine(best=best), "here")
     assert state.validation.best
     assert [list(entry) for entry in state.validation.best.kept] == kept
-    assert LoopState.from_tree(state.to_tree(), "here") == state
+    assert EngineState.from_tree(state.to_tree(), "here") == state
 
 
 @pytest.mark.parametrize("samples", [3, 1.5, torch.tensor(3)])

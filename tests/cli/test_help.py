@@ -27,7 +27,9 @@ WITH_TORCH = {
     "cli.run",
     "__main__",
 }
-WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "provenance", "failures", "mid_epoch")}
+WITH_TORCH |= {
+    f"run.{module}" for module in ("session", "resume", "provenance", "failures", "mid_epoch", "run_context")
+}
 WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config", "trained_model")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}

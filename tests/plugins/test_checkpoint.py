@@ -41,7 +41,7 @@ def save(folder: Path, step: int, weight: float = 1.0, best: int = 0) -> Path:
     training = {
         "optim_schedulers": {"line": {"main": main}},
         "random": {"torch": torch.zeros(4, dtype=torch.uint8), "cuda": []},
-        "loop": {"leader": None, "validation": {"best": {"value": 0.5, "iteration": best, "kept": [(0.5, best)]}}},
+        "engine": {"leader": None, "validation": {"best": {"value": 0.5, "iteration": best, "kept": [(0.5, best)]}}},
     }
     models = {"line": {"model": line}, "wave": {"model": Wave(weight)}}
     return Checkpointer(folder).save(models, counters, {"line": {"loss": 1 / step, "nan": float("nan")}}, training)
@@ -175,7 +175,7 @@ def test_show_says_what_is_in_a_checkpoint(pipeline: Call, folder: Path) -> None
     assert shown["training"] == {
         "optim_schedulers": {"line": {"main": "Noam of AdamW, 1 tensor, 3 values"}},
         "random": {"torch": "1 tensor", "cuda": "nothing"},
-        "loop": {"leader": "nothing", "validation": "4 values"},
+        "engine": {"leader": "nothing", "validation": "4 values"},
     }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.config.schema import RunnerSchema
@@ -202,12 +201,9 @@ def test_data_may_grow_in_the_runner_stage(config: dict[str, Any], monkeypatch: 
 
 
 def drawn() -> Context:
-    """Loaders whose orders are drawn by chance."""
+    """A loader whose order is sampled at random."""
     torch.seed()
-    own = torch.Generator()
-    own.seed()
-    loaders = {"seedless": make_loader(list(range(24)), seed=None, shuffle=True)}
-    return Context(dataset={**loaders, "torch": DataLoader(list(range(24)), shuffle=True, generator=own)})
+    return Context(dataset={"seedless": make_loader(list(range(24)), seed=None, shuffle=True)})
 
 
 def test_loaders_keep_what_they_have_drawn_between_two_epochs() -> None:

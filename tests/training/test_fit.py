@@ -193,7 +193,7 @@ def test_without_a_length_the_last_window_is_closed_after_the_last_batch(make_ta
     assert (
         trainable_of(known).counters
         == trainable_of(unknown).counters
-        == {"iteration": 5, "update": 3, "epoch": 1, "samples": 10}
+        == {"iteration": 5, "update": 3, "epoch": 1, "samples": 10, "phase_index": 0}
     )
 
 
@@ -284,7 +284,7 @@ def test_optimizer_step_limit_counts_updates_and_not_iterations(
 def test_a_limit_that_is_reached_when_the_last_window_of_a_stream_closes_ends_training_there(make_table: Table) -> None:
     brain = Line(run_opts={"grad_accumulation_factor": 4, "optimizer_step_limit": 2})
     brain.fit(range(5), Stream(batches_of(make_table(6), 2)))
-    assert trainable_of(brain).counters == {"iteration": 6, "update": 2, "epoch": 2, "samples": 12}
+    assert trainable_of(brain).counters == {"iteration": 6, "update": 2, "epoch": 2, "samples": 12, "phase_index": 0}
 
 
 def test_training_that_reached_its_limit_is_validated_and_saved(make_table: Table, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_counters_go_on_when_fit_is_called_again(make_table: Table) -> None:
     brain = Line()
     for _ in range(2):
         brain.fit(range(2), DataLoader(make_table(6), batch_size=4))
-    assert trainable_of(brain).counters == {"iteration": 8, "update": 8, "epoch": 4, "samples": 24}
+    assert trainable_of(brain).counters == {"iteration": 8, "update": 8, "epoch": 4, "samples": 24, "phase_index": 0}
 
 
 # Debug.
@@ -404,11 +404,11 @@ def test_a_brain_without_opt_class_says_so() -> None:
 
 
 def test_a_loader_that_gives_nothing_is_refused(make_table: Table) -> None:
-    with pytest.raises(DataError, match="the training set gave no batch in epoch 3; check the dataset, or drop_last"):
+    with pytest.raises(DataError, match="'train_set' gave no batch in epoch 3; check the dataset, or drop_last"):
         Line().fit([3], Stream([]))
     with pytest.raises(DataError, match="the test set gave no batch; check the dataset, or drop_last"):
         Line().evaluate(Stream([]))
-    with pytest.raises(DataError, match="the validation set gave no batch; check the dataset, or drop_last"):
+    with pytest.raises(DataError, match="'valid_set' gave no batch; check the dataset, or drop_last"):
         Line().fit([0], [(torch.ones(3), torch.ones(1))], Stream([]))
     with pytest.raises(DataError, match=r"Brain.make_dataloader: list has no samples; check its arguments"):
         Line().fit(range(1), [])
@@ -531,7 +531,7 @@ DATA = [torch.ones(1)] * 3
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with pass_progress(Brain(), "epoch 1", 100, None) as progress:
-        progress.update(progress.task_ids[0], completed=50, loss="loss 0.5")
+        progress.update(progress.task_ids[0], completed=50)
     assert capsys.readouterr().err == ""
 
 
@@ -546,14 +546,15 @@ def test_the_bar_has_the_batches_and_the_loss(monkeypatch: pytest.MonkeyPatch) -
     stop = Progress.stop
 
     def record(bar: Progress) -> None:
-        tasks.extend((task.description, task.completed, task.total, task.fields["loss"][:5]) for task in bar.tasks)
+        shown = [(task.fields.get("title", "test"), task.completed, task.total, task.description) for task in bar.tasks]
+        tasks.extend((title, completed, total, text[:10]) for title, completed, total, text in shown)
         stop(bar)
 
     monkeypatch.setattr(Progress, "stop", record)
     brain = PlainLine()
     brain.fit([1], [torch.ones(1)] * EVERY, progressbar=True)
     brain.evaluate(DATA, progressbar=True)
-    assert tasks == [("epoch 1", EVERY, EVERY, "loss "), ("test", 3, 3, "")]
+    assert tasks == [("epoch 1", EVERY, EVERY, "brain loss"), ("test", 3, 3, "test")]
 
 
 @pytest.mark.parametrize(

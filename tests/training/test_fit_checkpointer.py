@@ -194,7 +194,7 @@ def test_an_epoch_has_one_checkpoint_that_has_all(tmp_path: Path) -> None:
         "unixtime": checkpoint.meta["unixtime"],
     }
     read = read_checkpoint(checkpoint.path)
-    assert read.training["fit"]["epochs"] == [1, 2, 3, 4]
+    assert read.training["engine"]["outer"][0]["epochs"] == [1, 2, 3, 4]
     weights = {f"0.{name}": value for name, value in brain.modules.net.state_dict().items()}
     assert not list(differences(weights, dict(read.training["recoverables"]["model"])))
     # As a file, for what averages the weights of several.

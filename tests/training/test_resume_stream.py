@@ -185,6 +185,6 @@ def test_a_checkpoint_in_an_epoch_holds_the_state_of_each_worker(monkeypatch: py
     killed(monkeypatch, 3, config(2))
     [path] = Path("runs").glob("*/2*/t/checkpoints/step-000000000003")
     state: Any = read_checkpoint(path).state
-    data = state.loop.inner[0].state.cursor.place
+    data = state.engine.inner[0].state.cursor.place
     assert [state["dataset"] for state in data["states"]] == [{"given": 7}, {"given": 4}]
     assert (data["last"], data["taken"], data["shares"]) == (0, 3, 2)

@@ -33,7 +33,7 @@ def test_the_example_of_the_brain_fits_as_a_loop_by_hand_does() -> None:
     brain.fit(range(1), (batch,))
     assert weight.grad is not None
     assert torch.allclose(model.weight, weight - 0.1 * weight.grad, rtol=0, atol=1e-7)
-    assert trainable_of(brain).counters == {"iteration": 1, "update": 1, "epoch": 1, "samples": 1}
+    assert trainable_of(brain).counters == {"iteration": 1, "update": 1, "epoch": 1, "samples": 1, "phase_index": 0}
 
 
 def test_the_example_of_the_brain_evaluates_to_the_mean_loss() -> None:
@@ -131,7 +131,7 @@ def test_what_such_a_brain_did_is_counted_and_it_knows_the_number_of_its_batch()
     brain = GanBrain(gan(), hparams=GAN_OPTIMIZERS)
     brain.fit(range(2), iter_of(NOISY))
     assert brain.numbers == [1, 2, 3, 4]
-    assert trainable_of(brain).counters == {"iteration": 8, "update": 8, "epoch": 2, "samples": 24}
+    assert trainable_of(brain).counters == {"iteration": 8, "update": 8, "epoch": 2, "samples": 24, "phase_index": 0}
 
 
 def iter_of(batches: list[Any]) -> Any:

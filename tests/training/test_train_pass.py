@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
 
-from pipeline import Brain, Stage
+from pipeline import Brain, RunnerBase, Stage, hookimpl
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.brain import ModuleBrain
-from pipeline.training.fit import Fit, pass_progress
-from pipeline.training.schedules import Constant
-from pipeline.training.train_pass import TrainPass
-from pipeline.training.trainable import trainable_of
-from pipeline.training.updater import Updater, UpdaterBase
+from pipeline.training.updater import UpdaterBase
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -129,57 +128,37 @@ class Watched(Telling):
 
 
 def test_a_batch_and_its_predictions_are_freed_before_the_next_batch_is_made() -> None:
-    brain = Watched()
-    brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
-    trainable_of(brain).begin_pass(keeps_outputs=True)
-    fit = Fit(brain, brain, None, None)
-    fit.after_batch = lambda **values: brain.events.append(tuple(values["losses"]))
-    fit.run(range(1))
-    assert brain.events.count(("loss",)) == 4
+    class Looking:
+        every_rank = True
+
+        def __init__(self) -> None:
+            self.losses: list[list[str]] = []
+
+        @hookimpl
+        def after_batch(self, losses: dict[str, Any]) -> None:
+            self.losses.append([*losses])
+
+    brain, looking = Watched(), Looking()
+    brain.opt_class = partial(SGD, lr=0.1)
+    brain.fit(range(1), brain, plugins=[looking])
+    assert looking.losses == [["loss"]] * 4
     assert brain.left == [0, 0, 0, 0]
 
 
-def test_a_loop_of_ones_own_keeps_only_the_batch_that_its_variable_has() -> None:
-    brain = Watched()
-    brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
-    fit = Fit(brain, brain, None, False)
-    training = TrainPass(fit, "brain", brain, fit.updater)
-    with pass_progress(brain, "", None, show=False) as fit.bar:
-        for batch in training.batches():
+class OneByOne(RunnerBase):
+    """Trains a Brain on the batches that it gives itself."""
+
+    def run(self, context: Context) -> None:
+        brain = context["model"]["line"]["brain"]
+        context["dataset"]["data"] = brain
+        for batch in context.batches("line"):
             brain.fit_batch(batch)
-    assert brain.left == [0, 1, 1, 1]
 
 
-def trained(brain: Brain, updater: UpdaterBase, epochs: int = 1) -> Fit:
-    """So many passes over the data, as ``fit`` makes them."""
-    fit = Fit(brain, DATA, None, None)
-    fit.updater = updater
-    fit.run(range(epochs))
-    return fit
-
-
-def bound() -> ModuleBrain:
-    brain = ModuleBrain(nn.Linear(1, 1), mse)
-    brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
-    return brain
-
-
-def test_training_ends_where_the_loop_says_and_goes_on_from_there() -> None:
-    brain, looked = bound(), []
-
-    class Ending(Fit):
-        def on_due(self, training: TrainPass) -> bool:
-            looked.append(trainable_of(brain).counters["iteration"])
-            self.due = {2: 5, 5: 9}[looked[-1]]
-            return looked[-1] != 5
-
-        def next_check(self) -> int:
-            return 5 if looked else 2
-
-    fit = Ending(brain, DATA, None, None)
-    fit.run(range(2))
-    assert looked == [2, 5]
-    assert (trainable_of(brain).counters["iteration"], fit.updater.state.iteration) == (5, 5)
+def test_a_loop_of_ones_own_keeps_only_the_batch_that_its_variable_has(config: Config, run: Run) -> None:
+    chosen = config(runner_class_path=OneByOne)
+    chosen["phase"] = [{"name": "line", "model": Watched, "dataset_name": "data"}]
+    assert run(chosen)["model"]["line"]["brain"].left == [0, 1, 1, 1]
 
 
 def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:
@@ -188,11 +167,18 @@ def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:
             self.log("first", batch[0][0, 0])
             return super().compute_forward(batch, stage)
 
-    brain = Logging(nn.Linear(1, 1), mse)
-    brain.bind("", {"main": Constant("SGD", {"lr": 0.0}, brain.modules)})
-    numbers = trained(brain, Updater(brain)).metrics
+    class Keeping:
+        numbers: dict[str, float]
+
+        @hookimpl
+        def after_pass(self, metrics: dict[str, float]) -> None:
+            self.numbers = metrics
+
+    brain, keeping = Logging(nn.Linear(1, 1), mse), Keeping()
+    brain.opt_class = partial(SGD, lr=0.0)
+    brain.fit(range(1), DataLoader(DATA, batch_size=None), plugins=[keeping])
     x, y = (torch.cat(parts) for parts in zip(*DATA, strict=True))
-    assert numbers == {"loss": pytest.approx(mse(brain.module(x), y).item(), rel=1e-6), "first": 1.0}
+    assert keeping.numbers == {"loss": pytest.approx(mse(brain.module(x), y).item(), rel=1e-6), "first": 1.0}
 
 
 @pytest.mark.parametrize("returned", [True, False])

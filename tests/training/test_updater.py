@@ -335,7 +335,7 @@ def test_a_fit_batch_of_its_own_that_uses_the_one_it_replaces_is_counted_once() 
     brain = Own(nn.Linear(3, 1), mse)
     brain.opt_class = lambda parameters: SGD(parameters, 0.1)
     brain.fit(range(2), [(torch.ones(3), torch.ones(1))] * 5, train_loader_kwargs={"batch_size": 2})
-    assert trainable_of(brain).counters == {"iteration": 6, "update": 6, "epoch": 2, "samples": 10}
+    assert trainable_of(brain).counters == {"iteration": 6, "update": 6, "epoch": 2, "samples": 10, "phase_index": 0}
     assert trainable_of(brain).numbers.loss.batches == brain.step == 3
 
 

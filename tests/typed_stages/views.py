@@ -11,7 +11,7 @@ from pipeline.context import (
     UpdaterView,
 )
 from pipeline.training.brain import Brain
-from pipeline.training.loop import TrainLoop
+from pipeline.training.engine import Engine
 from pipeline.training.train_pass import PassIterator
 from pipeline.training.updater import UpdaterBase
 
@@ -32,7 +32,7 @@ def updater(value: UpdaterBase) -> UpdaterView:
     return value
 
 
-def loop(value: TrainLoop) -> TrainingLoop:
+def loop(value: Engine) -> TrainingLoop:
     return value
 
 

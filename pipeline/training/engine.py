@@ -1,22 +1,27 @@
-"""The loop of a runner stage: what is due when, what is saved, and the methods of the context for a loop of one's own."""
+"""Engine: it trains. What is due after which iteration, what is saved, and how a resumed training comes to its place."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 from loguru import logger
 
-from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
+from pipeline.checkpoint.checkpointer import BrainSession
+from pipeline.checkpoint.load_errors import fitting
+from pipeline.checkpoint.random_state import generators_in, lacking, random_state, restore_random_state, states_of
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.checkpoint.state import MID_EPOCH, EntryState, EpochStart, ValidationState
+from pipeline.checkpoint.state import EntryState, EpochStart, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
+from pipeline.data.generators import generators_of_phases
+from pipeline.distributed.agreement import Agreement
+from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.checkpoints import Checkpoints
@@ -26,14 +31,14 @@ from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import attach_optimizer_hooks, log_discarded_windows
 from pipeline.training.phase import (
-    Plan,
+    PlannedLength,
     loader_of,
     pass_loader,
     phase_errors,
     phase_of,
     plan_schedules,
 )
-from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
+from pipeline.training.train_pass import PassIterator, TrainPass
 from pipeline.training.trainable import Stage
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -43,64 +48,98 @@ from pipeline.user_code.plugins import offered
 PATIENCE = 1000
 
 
-class TrainLoop(PassLoop):
-    """Trains for a runner stage, whose verbs it calls; it begins with the first call of one of its methods.
+class Engine:
+    """Trains the phases of a runner, or a Brain that trains alone. It starts with the first call of one of its methods.
+
+    The runner stage calls ``epochs``, ``batches``, ``validate`` and ``save``, through the context or by itself; so does
+    ``Brain.fit``. A TrainPass, which has the loop over the batches, calls ``open``, ``on_due`` and ``close``.
 
     A batch is in work until its own pass, or one whose batch was in work before it, is asked for the next. The pass whose
-    batch is the oldest in work leads: only when it is asked, or none leads, is looked at what is due.
+    batch is the oldest in work leads: only when it is asked, or none leads, the engine checks what is due.
 
     Args:
-        context: after network and startup.
-        stage: the runner stage; ``validate`` and ``is_over`` are called of one that derives from the default Runner.
+        context: after network and startup. If ``context["checkpointer"]`` is None, nothing is saved.
+        stage: the runner stage; if it derives from the default Runner, its ``validate`` and ``is_over`` are called. None if
+            a Brain trains alone: then messages do not name its phase, each pass has the number of its epoch, and a
+            validation continues with the random generators of the training, as in SpeechBrain.
 
     Attributes:
-        in_use: whether the stage has called one of its methods.
+        counters: ``context["train_state"]``.
+        schedule: the intervals and limits.
+        due: the next iteration after which ``on_due`` is called.
+        work: the passes whose batch is in work, the oldest first: that one leads.
+        true_lengths: phase -> the batches of its last round, if the loader announced another number.
+        agreement: makes several processes do the same after the same iteration; None for a single process.
+        before_batch, after_batch: call the plugins; None if no plugin listens.
+        in_use: whether one of its methods was called.
         over: whether training is.
         cut_short: whether training has ended before its epoch, or its pass outside of epochs, did.
-        place_saved: whether a limit has cut it short, and the checkpoint from which a resumed run continues is saved.
+        place_saved: whether a limit has cut it short, and the checkpoint from which a resumed training continues is saved.
             Nothing is saved after that.
-        journal: what the stage has called; on resume it brings the stage to where the checkpoint was saved.
+        journal: what the stage has called; after a resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
-        plan: for which length of the training the runner stage has planned schedules.
-        passes: phase -> how many rounds over its data were begun.
+        planned: for which length of the training the runner stage has planned schedules.
+        passes: phase -> how many rounds over its data were started.
     """
 
-    def __init__(self, context: Context, stage: Any) -> None:
-        super().__init__(context)
+    before_batch: Callable[..., Any] | None = None
+    after_batch: Callable[..., Any] | None = None
+
+    def __init__(self, context: Context, stage: Any = None) -> None:
+        self.context = context
+        self.counters: dict[str, int] = context["train_state"]
+        self.due = NEVER
+        self.work: list[TrainPass] = []
+        world = current_world()
+        self.agreement = Agreement(world, context) if world.size > 1 else None
+        self.true_lengths: dict[str, int] = {}
+        self._warned: set[str] = set()
         self.in_use = False
         self.over = False
         self.cut_short = False
         self.place_saved = False
-        self.store = cast("RunCheckpointer", context["checkpointer"]).store
-        self.journal = Journal(self.store.resumed, self._restore_modes)
+        checkpointer = cast("RunCheckpointer | None", context["checkpointer"])
+        self.store = checkpointer.store if checkpointer else None
+        self.journal = Journal(self.store.resumed if self.store else None, self._arrive)
         self.passes: dict[str, int] = {}
-        self.plan = Plan({}, {})
+        self.planned = PlannedLength({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
         # The open passes, with the time and the samples at which their numbers were last printed.
         self._open: dict[TrainPass, tuple[float, int]] = {}
-        # The pass that leads, while what is due is done; a checkpoint that is saved then goes on with it.
+        # The pass that leads, while what is due is done; a checkpoint that is saved then continues with it.
         self._leader: TrainPass | None = None
-        # The one that led before, to which belongs what becomes due where none leads.
+        # The one that led before. It gets what becomes due while none leads.
         self._last_leader: TrainPass | None = None
-        # The epochs that a break has left, until the stage calls again; the epoch that ran is over then.
+        # The running epochs; and those that a break has left, until the stage calls again: their epoch is over then.
+        self._epochs_call: EntryState | None = None
         self._interrupted_epochs: EntryState | None = None
-        # The iterations and updates when the epoch began.
+        # The iterations and updates when the epoch started.
         self._epoch_began = self._new_epoch_start()
         self._due_since = 0
+        # The iteration of the last checkpoint.
+        self._saved_at = self.counters["iteration"]
+        self.alone = stage is None
         self._stage = stage
-        self._verb_validate: Verb = stage.validate if stage.has_loop_methods else self.evaluate
-        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage.has_loop_methods else None
+        has_verbs = stage is not None and stage.has_loop_methods
+        self._verb_validate: Verb = stage.validate if has_verbs else self.evaluate
+        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if has_verbs else None
 
     # What a stage calls.
 
-    def epochs(self, count: int | None = None) -> Iterator[int]:
-        """The epochs that are left: of ``count``, or up to the runner's limits.
+    def epochs(self, count: int | None = None, numbers: Iterable[int] | None = None) -> Iterator[int]:
+        """Yield the number of each epoch that is left: of ``count``, or up to the runner's limits.
+
+        Args:
+            count: how many epochs there are, those before a resume included.
+            numbers: the number of each epoch; of each number as many are skipped as were trained before a resume. None
+                counts from 0.
 
         Raises:
             StageError: an epoch is running, or a batch is in work.
+            CheckpointError: the checkpoint was saved in the middle of an epoch with another number.
         """
         self.begin()
         if self.journal.inner is not None and not self._interrupted_epochs:
@@ -109,28 +148,41 @@ class TrainLoop(PassLoop):
         if self._in_body():
             what = f"context.epochs: a batch of the pass over '{self.work[0].phase}' is in work"
             raise StageError(f"{what}; end that pass first, with close(), or take its first batch in an epoch")
-        call = self.journal.call("epochs", "", in_body=False, first=self.counters["epoch"])
-        return self._epochs(call, NEVER if count is None else call.first + count)
+        trained = None if numbers is None else list[int]()
+        call = self.journal.call("epochs", "", in_body=False, first=self.counters["epoch"], epochs=trained)
+        end = NEVER if count is None else call.first + count
+        return self._epochs(call, _numbers_left(call, end, self.counters, numbers))
 
-    def _epochs(self, call: EntryState, end: int) -> Iterator[int]:
+    def _epochs(self, call: EntryState, numbers: Iterator[int]) -> Iterator[int]:
         journal = self.journal
         self._between()
         try:
-            # Where calls behind them were made before the resume, the epochs were over.
+            # If calls after them were made before the resume, the epochs were over.
             over = call.over or (journal.resuming and not journal.resuming_in_epoch)
-            while not over and self.counters["epoch"] < end and (journal.resuming_in_epoch or not self.is_over()):
-                epoch = self.context["current_epoch"] = self.counters["epoch"]
+            while not over and (journal.resuming_in_epoch or not self.is_over()):
+                number = next(numbers, None)
+                if number is None:
+                    break
+                call.begin_epoch(number, again=journal.resuming_in_epoch)
+                self._epochs_call = call
+                self.context["current_epoch"] = number
                 journal.begin_epoch()
                 if not journal.resuming_in_epoch:
                     self._epoch_began = self._new_epoch_start()
                     self.metrics, self.iterations = {}, {}
                     self.context["metrics"] = self.metrics
                     self.hooks.before_epoch(context=self.context)
-                yield epoch
+                yield number
                 self._end_epoch()
         except GeneratorExit:
             self._interrupted_epochs = call
             raise
+
+    @property
+    def _number(self) -> int:
+        """The number of the running epoch."""
+        call = self._epochs_call
+        return self.counters["epoch"] if call is None or call.epochs is None else call.number
 
     def _new_epoch_start(self) -> EpochStart:
         return EpochStart(iteration=self.counters["iteration"], update=self.counters["update"])
@@ -183,6 +235,20 @@ class TrainLoop(PassLoop):
             call.finish()
             self.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
+
+    def wake(self) -> None:
+        """Check after the current iteration what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
+        self.due = 0
+
+    def look_ahead(self) -> None:
+        """Set when something may be due next: at once if the end has been requested meanwhile."""
+        self.due = self.next_check()
+        if exit_requested(self.context) or self.context.stop_reason is not None or self.context.requests:
+            self.wake()
+
+    def next_check(self) -> int:
+        """The next iteration after which something may be due."""
+        return self.schedule.next_check(self.counters, self.agreement)
 
     @property
     def resuming(self) -> bool:
@@ -278,7 +344,7 @@ class TrainLoop(PassLoop):
         Raises:
             ConfigError: as of ``phase.plan_schedules``.
         """
-        self.plan = plan_schedules(self.runner, list(self.schemas.values()), self.context, own)
+        self.planned = plan_schedules(self.runner, list(self.schemas.values()), self.context, own)
 
     # What the session calls.
 
@@ -325,8 +391,10 @@ class TrainLoop(PassLoop):
             loader_of(schema.dataset_name or "", context)
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
-        self.checkpoints = Checkpoints(self.store, context, self.validation.best, self.runner.on_save_error)
-        self.exporter = offered("exporters")["weight_exporter"](self.runner, context)
+        session: BrainSession | None = getattr(context["checkpointer"], "session", None) if self.alone else None
+        self.checkpoints = Checkpoints(self.store, context, self.validation.best, self.runner.on_save_error, session)
+        has_exports = bool(self.runner.save_inference_interval)
+        self.exporter = offered("exporters")["weight_exporter"](self.runner, context) if has_exports else None
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
             self.schedule.limit_time(context, self.journal.checkpoint)
@@ -336,7 +404,8 @@ class TrainLoop(PassLoop):
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
         # That of the last epoch, in case none is left.
         context["current_epoch"] = max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch))
-        self.exporter.begin()
+        if self.exporter:
+            self.exporter.begin()
         self.look_ahead()
         if self.journal.checkpoint:
             self.hooks.on_resume(context=context)
@@ -352,13 +421,17 @@ class TrainLoop(PassLoop):
         for training in list(self._open):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
+        # A Brain that trains alone is validated and saved after each epoch.
+        is_done = self.alone and self.counters["iteration"] == self._saved_at and not self.cut_short
         # A stop that the last validation asks for, as early stopping does, would end a resumed run.
         with self.context.stops_withdrawn() if self.place_saved else nullcontext():
-            self._validate_last()
-            if not self.place_saved:
-                self._save()
+            if not is_done:
+                self._validate_last()
+                if not self.place_saved:
+                    self._save()
             self.checkpoints.finish()
-            self.exporter.finish()
+            if self.exporter:
+                self.exporter.finish()
             if self.agreement:
                 # A signal that came meanwhile ends all processes.
                 self.agreement.look(self.counters["iteration"])
@@ -379,7 +452,7 @@ class TrainLoop(PassLoop):
         if leads and not goes_on and self.is_over():
             self._cut_short(f"before a pass over phase '{training.phase}'")
             return None
-        with phase_errors(training.phase):
+        with self._errors(training.phase):
             batches = self._read(training, leads=leads)
         if leads:
             self._last_leader = training
@@ -393,9 +466,14 @@ class TrainLoop(PassLoop):
         """The batches that are left of the present round of a pass."""
         loader = pass_loader(self.schemas[training.phase].dataset_name or "", self.runner, self.context)
         if training.state is None:
-            self.passes[training.phase] = training.begin_round_after(self.passes.get(training.phase, 0))
-        training.resources.enter_context(phase_errors(training.phase))
+            rounds = self._number if self.alone else self.passes.get(training.phase, 0)
+            self.passes[training.phase] = training.begin_round_after(rounds)
+        training.resources.enter_context(self._errors(training.phase))
         return training.read(loader, interruptible=leads)
+
+    def _errors(self, phase: str) -> AbstractContextManager[None]:
+        """A block whose errors name a phase, unless a Brain trains alone."""
+        return nullcontext() if self.alone else phase_errors(phase)
 
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass."""
@@ -404,9 +482,11 @@ class TrainLoop(PassLoop):
             if other.brain is brain:
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
-        type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
-        # Another phase may share them.
-        attach_optimizer_hooks(own.optim_schedulers, self.context, training.phase)
+        if not self.alone:
+            # Another phase may share the Brain and its optimizers.
+            patience = self.runner.nonfinite_patience
+            type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, patience)
+            attach_optimizer_hooks(own.optim_schedulers, self.context, training.phase)
         checkpoint, count = self.journal.checkpoint, len(own.optim_schedulers)
         if checkpoint and training.state and len(training.state.discarded) != count:
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
@@ -416,15 +496,34 @@ class TrainLoop(PassLoop):
             if self.journal.inner is not None and not self._is_trained(training.phase):
                 self.hooks.before_phase(context=self.context, phase=training.phase)
             self.hooks.before_pass(context=self.context, phase=training.phase)
-        training.start(self.counters["epoch"], batches)
+        training.start(self._number, batches)
 
-    def announced(self, phase: str, batches: int) -> tuple[int, str]:
-        """Return the batches for which the phase's schedule was planned; else what the loader said."""
-        steps = self.plan.steps.get(phase)
-        if steps is None:
-            return batches, ""
-        planned = f"the learning rate schedule was planned for {steps:,} updates"
-        return self.plan.batches[phase], planned
+    def report_length(self, training: TrainPass, batches: int) -> None:
+        """Warn once for each phase whose round had another number of batches than announced.
+
+        Args:
+            training: the pass, at the end of the round.
+            batches: what the loader said when the round started; 0 if it did not say it.
+        """
+        phase, count = training.phase, training.in_round
+        if batches and count != batches:
+            self.true_lengths[phase] = count
+        steps = self.planned.steps.get(phase)
+        expected = batches if steps is None else self.planned.batches[phase]
+        if not expected or count == expected or phase in self._warned:
+            return
+        self._warned.add(phase)
+        what = f"{self._address(phase)}: announced {expected:,} batches, got {count:,}"
+        planned = f"; the learning rate schedule was planned for {steps:,} updates" if steps is not None else ""
+        logger.warning(f"{what}{planned}")
+
+    def _address(self, phase: str) -> str:
+        """What messages call a phase."""
+        return "fit" if self.alone else f"phase.{phase}"
+
+    def generators(self) -> dict[str, Any]:
+        """Return the random generators of the Brains, the updaters and the data, by name."""
+        return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
         """The batches of one more round over the data of a pass, in a new order."""
@@ -451,6 +550,9 @@ class TrainLoop(PassLoop):
     def _do_due(self, training: TrainPass | None) -> bool:
         """Do what is scheduled for this iteration. Without a pass, the stage creates its batches itself."""
         due: Sequence[bool] = self.schedule.due(self.counters)
+        if self.checkpoints.are_requested():
+            printing, validating, _, exporting = due
+            due = printing, validating, True, exporting
         self._due_since = 0
         if self.agreement:
             due = self.agreement.look(self.counters["iteration"], *due)
@@ -471,7 +573,7 @@ class TrainLoop(PassLoop):
         for name in self.phases if printing else ():
             for other in [own for own in self._open if own.phase == name]:
                 self._print(other)
-        if exporting:
+        if exporting and self.exporter:
             self.exporter.save()
         self._validate_on_request()
         if validating:
@@ -507,9 +609,8 @@ class TrainLoop(PassLoop):
         """
         if self.cut_short:
             return
-        in_epoch = "" if self.journal.inner is None else f" in epoch {self.counters['epoch']}"
-        message = f"stopped{in_epoch} {place}"
-        logger.info(message)
+        in_epoch = "" if self.journal.inner is None else f" in epoch {self._number}"
+        logger.info(f"{'fit: ' if self.alone else ''}stopped{in_epoch} {place}")
         self.cut_short = True
         if self._is_limited:
             for training in self._open:
@@ -517,6 +618,7 @@ class TrainLoop(PassLoop):
                 training.trainable.check_divergence()
             self._save()
             self.place_saved = True
+            self.checkpoints.end()
 
     @property
     def _is_limited(self) -> bool:
@@ -606,7 +708,7 @@ class TrainLoop(PassLoop):
             training.finish()
             return
         updates = self.counters["update"]
-        with phase_errors(training.phase):
+        with self._errors(training.phase):
             training.end(self.context["current_epoch"], f"'{self.schemas[training.phase].dataset_name}'")
         self._log_discarded_windows(training.phase)
         if training in self.work:
@@ -626,7 +728,7 @@ class TrainLoop(PassLoop):
     def _log_discarded_windows(self, phase: str) -> None:
         """Log how many windows of a phase were discarded in this epoch, unless that is done."""
         schedulers = self.phases[phase].optim_schedulers
-        log_discarded_windows(f"phase.{phase}", self.context["current_epoch"], schedulers)
+        log_discarded_windows(self._address(phase), self.context["current_epoch"], schedulers)
 
     def _is_trained(self, phase: str) -> bool:
         """Whether a pass over the data of a phase was made in this epoch."""
@@ -672,12 +774,14 @@ class TrainLoop(PassLoop):
             self.hooks.after_phase(context=self.context, phase=name)
         self.counters.update(epoch=epoch + 1, phase_index=0)
         self.journal.end_epoch()
+        if self._epochs_call:
+            self._epochs_call.end_epoch()
         if interrupted:
             # From here on a run that is resumed begins no other epoch of these.
             interrupted.finish()
         self.hooks.after_epoch(context=self.context)
         self.checkpoints.notify_saved()
-        if self.schedule.exporting.fires_after(epoch + 1):
+        if self.exporter and self.schedule.exporting.fires_after(epoch + 1):
             self.exporter.save()
         if self.agreement:
             self.agreement.look(self.counters["iteration"])
@@ -734,24 +838,27 @@ class TrainLoop(PassLoop):
 
     def _run_validation(self, name: str, *, last: bool, asked: bool) -> dict[str, float]:
         """Return the numbers of a validation; the random generators stay as they are."""
-        random = random_state(self._generators_in_validation())
+        restores = not self.alone
+        random = random_state(self._generators_in_validation()) if restores else {}
         # Inside a batch, or an epoch whose batches the stage creates itself, a run cannot continue.
         in_body = asked and (bool(self.work) or self._may_have_own_batches())
         waits = SHUTDOWN.postponed() if in_body else nullcontext()
         try:
-            with phase_errors(name), waits:
+            with self._errors(name), waits:
                 keeps_best = not self.place_saved
                 return self.validation.run(self.phases[name], self._verb_validate, last=last, keeps_best=keeps_best)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
-            restore_random_state(random, self._generators_in_validation())
+            if restores:
+                restore_random_state(random, self._generators_in_validation())
             if not self.place_saved:
                 self._save()
             self.checkpoints.finish()
             raise
         finally:
             # A validation leaves the training as it was, even if a custom loop catches its error.
-            restore_random_state(random, self._generators_in_validation())
+            if restores:
+                restore_random_state(random, self._generators_in_validation())
 
     def _generators_in_validation(self) -> dict[str, Any]:
         """The random generators that a validation puts back, beside the global ones: those of the stage too."""
@@ -765,7 +872,8 @@ class TrainLoop(PassLoop):
         def evaluate_one(dataset: str) -> dict[str, float]:
             name = schema.dataset_name or "" if self.runner.overfit_batches else dataset
             loader = pass_loader(name, self.runner, context)
-            with batches_of(loader, context["device"]) as batches:
+            # A Brain that trains alone is validated on its loader as it is.
+            with batches_of(loader, context["device"], in_order=not self.alone) as batches:
                 rounds = batches
                 if self.agreement:
                     # Of streams, ranks may have different numbers of batches.
@@ -795,14 +903,18 @@ class TrainLoop(PassLoop):
             "asked_updates": updates,
             "epoch_began": self._epoch_began,
         }
-        loop = self.journal.capture(self._leader, validation=validation, **own)
+        engine = self.journal.capture(
+            self._leader, validation=validation, generators=states_of(self.generators()), **own
+        )
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
             for name, number in numbers.items():
                 numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
         iterations = self.iterations_of_weights()
         timed = self.schedule.time_limit.state() if self.schedule.time_limit else {}
-        self.checkpoints.save(self.counters, self.metrics, iterations, loop=loop, metrics=self.metrics, **timed)
+        more = {"engine": engine, "metrics": self.metrics, **timed}
+        self.checkpoints.save(self.counters, self.metrics, iterations, end_of_epoch=self.journal.inner is None, **more)
+        self._saved_at = self.counters["iteration"]
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
@@ -820,28 +932,36 @@ class TrainLoop(PassLoop):
         checkpoint = self.journal.checkpoint
         if checkpoint is None:
             return
-        if checkpoint.state is None or checkpoint.state.loop is None:
+        if checkpoint.state is None or checkpoint.state.engine is None:
             what = f"{checkpoint.path}: is of another runner stage, without epochs() and batches()"
             raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
-        state = checkpoint.state.loop
+        state = checkpoint.state.engine
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self._epoch_began = state.epoch_began
         self.validation.load_state_dict(state.validation.to_tree())
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.
             self.schedule = Schedule.of_runner(self.runner, {**self.counters, "update": state.asked_updates})
-        mid_epoch = checkpoint.state.recoverables.get(MID_EPOCH) or {}
-        random = {**dict(checkpoint.state.random), "own": mid_epoch.get("generators", {})}
-        restore = partial(self._restore_generators, random)
-        for training in self.journal.load(state, restore, self._new_pass):
+        for name in lacking(self.generators(), state.generators):
+            what = f"{checkpoint.path}: has the state of the random generator {name}"
+            logger.warning(f"{what}, and the {'Brain and its data have' if self.alone else 'run has'} none such")
+        for training in self.journal.load(state, self._new_pass):
             self.start(training, 0)
 
-    def _restore_modes(self) -> None:
-        """Restore the modes of the checkpoint, which startup and the code up to its place may have changed."""
-        self.store.restore_modes(self.context["model"])
+    def _arrive(self) -> None:
+        """The code is where the checkpoint was saved: restore what startup and the code may have changed since.
 
-    def _restore_generators(self, random: Mapping[str, Any]) -> None:
-        restore_random_state(random, self.generators())
+        These are the modes of the modules, and the random generators, which are restored here alone.
+        """
+        checkpoint = self.journal.checkpoint
+        assert self.store
+        assert checkpoint
+        assert checkpoint.state
+        assert checkpoint.state.engine
+        self.store.restore_modes(self.context["model"])
+        with fitting(str(checkpoint.path), "random", "use another checkpoint"):
+            random = {**dict(checkpoint.state.random), "own": checkpoint.state.engine.generators}
+            restore_random_state(random, self.generators())
 
     def _new_pass(self, name: str) -> TrainPass:
         phase = self.phases[self._name(name)]
@@ -859,13 +979,40 @@ class TrainLoop(PassLoop):
         return name
 
 
-def loop_of(context: Context) -> TrainLoop:
-    """The loop of the runner stage, prepared.
+def _numbers_left(
+    call: EntryState, end: int, counters: Mapping[str, int], numbers: Iterable[int] | None
+) -> Iterator[int]:
+    """Yield the number of each epoch that is left.
+
+    Args:
+        call: the call of ``epochs``.
+        end: how many epochs are done then.
+        counters: of the training.
+        numbers: those of all epochs; None counts from 0.
+    """
+    if numbers is None or call.epochs is None:
+        while counters["epoch"] < end:
+            yield counters["epoch"]
+        return
+    trained = Counter(call.epochs)
+    left = iter(numbers)
+    while len(call.epochs) < end - call.first:
+        number = next(left, None)
+        if number is None:
+            return
+        if trained[number]:
+            trained[number] -= 1
+        else:
+            yield int(number)
+
+
+def engine_of(context: Context) -> Engine:
+    """The engine of the runner stage, prepared.
 
     Raises:
         StageError: no runner stage trains.
     """
-    if not isinstance(context.loop, TrainLoop):
-        raise StageError("the loop is there in the runner stage alone; call this there")
+    if not isinstance(context.loop, Engine):
+        raise StageError("the engine is there in the runner stage alone; call this there")
     context.loop.begin()
     return context.loop
