@@ -23,7 +23,7 @@ from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession, Training
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.training.engine import Engine
+from pipeline.training.engine import make_engine
 from pipeline.training.start import begin_fit
 from pipeline.user_code.uncalled import TRAINER_REMEDIES, uncalled_faults_of_class
 
@@ -121,7 +121,7 @@ class GeneralTrainer:
 
     def run_runner(self, name: str, run: Run) -> Context:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
-        runner = RunnerSession(name, run, Training(begin_fit, Engine))
+        runner = RunnerSession(name, run, Training(begin_fit, make_engine))
         try:
             with run.world.collective():
                 runner.build_plugins()

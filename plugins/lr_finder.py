@@ -24,6 +24,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
 from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
+from pipeline.training.client import Client
 from pipeline.training.engine import Engine
 from pipeline.training.phase import pass_loader, phase_errors, phase_of
 from pipeline.training.train_pass import TrainPass
@@ -184,7 +185,7 @@ class RangeTest(Engine):
     """
 
     def __init__(self, context: Context, phase: Phase, rates: list[float], diverges: float) -> None:
-        super().__init__(context)
+        super().__init__(context, Client(context))
         self.loader, self.rates, self.diverges = loader_of(context, phase), rates, diverges
         self.curve = Curve()
         self.updated = False

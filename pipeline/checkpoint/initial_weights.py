@@ -72,11 +72,7 @@ class TrainRunner:
         # The numbers are in state.json, which can be read whatever format the training state has.
         with suppress(FormatError):
             state = checkpoint.state
-        record = None
-        if state and state.engine:
-            record = state.engine.validation.best
-        elif state and state.experiment:
-            record = state.experiment.best
+        record = state.engine.validation.best if state and state.engine else None
         if record:
             return [self.folder / layout.checkpoint_name(iteration) for _, iteration in record.kept]
         checkpoints = layout.committed_checkpoints(self.folder)

@@ -66,8 +66,8 @@ def restore_training(
         with loading(f"{where}: updaters.{phase}"):
             entry["updater"].set_state_dict(state.updaters[phase])
     restore_recoverables(recoverables, state, where)
-    # An engine restores them when the code has arrived at the place, and an experiment when its data are there.
-    if state.engine is None and state.experiment is None:
+    # An engine restores them when the code has arrived at the place.
+    if state.engine is None:
         restore_generators(state, where)
 
 

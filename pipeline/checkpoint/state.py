@@ -346,41 +346,26 @@ class ModesState(StateModel):
     now: dict[str, list[str]]
 
 
-class ReportedState(StateModel):
-    """What an experiment has reported in this epoch."""
-
-    training: dict[str, MeterState]
-    judged: Numbers
-    metrics: dict[str, dict[str, Any]]
-    iterations: dict[str, int]
-
-
 class ExperimentState(StateModel):
-    """Where an experiment is.
+    """What an experiment has besides the state of the engine.
 
     Attributes:
         data: the place in the data.
         in_epoch: whether an epoch has begun and is not over.
-        validated: the last iteration that was validated; -1 before the first.
-        numbers: what it has reported.
+        numbers: the training numbers of this epoch, by name.
         attributes: the states of its attributes.
         objects: those of objects of the user in them.
-        generators: the states of the random generators in its attributes and its data, by name.
         lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
         state: its ``training_state``.
-        best: what ``keep_best`` has kept; None without it.
     """
 
     data: CursorState
     in_epoch: bool
-    validated: int
-    numbers: ReportedState
+    numbers: dict[str, MeterState]
     attributes: dict[str, Any]
     objects: dict[str, Any]
-    generators: dict[str, Any]
     lines: int | None
     state: OwnState
-    best: BestState | None
 
 
 class MidEpochState(StateModel):
@@ -416,7 +401,7 @@ class TrainingState(StateModel):
         random: of the generators.
         metrics: phase -> the numbers of the running epoch.
         engine: where the engine is; None: something else trains.
-        experiment: where an experiment is.
+        experiment: what an experiment has besides.
         recoverables: name -> the state of what ``add_recoverable`` has named.
         parts: place -> the state of another part of the models; None: there is none.
         objects: the same for an object of the user's class.
@@ -574,8 +559,7 @@ _OWN: dict[str, _Rule] = {
     "engine.generators": _kept,
     "experiment.data": _kept,
     "experiment.objects": _kept,
-    "experiment.generators": _kept,
-    "experiment.numbers.training": _kept,
+    "experiment.numbers": _kept,
 }
 
 

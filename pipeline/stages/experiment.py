@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 from warnings import catch_warnings
+from weakref import proxy
 
 import torch
 from loguru import logger
@@ -24,36 +24,32 @@ from pipeline.checkpoint import initial_models, layout, load_errors, optimizer_s
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
 from pipeline.checkpoint.random_state import (
-    lacking,
     random_state,
     restore_random_state,
-    restore_states,
-    states_of,
 )
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import CursorState, gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
-from pipeline.config.schema import has_effect, ignored_by_experiment, parse_intervals, time_is_over
-from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
+from pipeline.config.schema import PhaseSchema, RunnerSchema, has_effect, ignored_by_experiment, parse_intervals
+from pipeline.context import TRAIN_STATE, Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples
 from pipeline.data.cursor import DataCursor
 from pipeline.data.generators import own_generators
 from pipeline.data.loader import SeededLoader, end_workers, length, set_epoch
 from pipeline.data.workers import supervise_workers
-from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.device import resolve_device
 from pipeline.distributed.strategy import GradientAverage, require_equal_weights
 from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.exclusive import exclusive
 from pipeline.run.log import StandardLogger
-from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
-from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import BestTracker, in_evaluation_mode
+from pipeline.training.client import Client
+from pipeline.training.engine import Engine
+from pipeline.training.evaluation import Verb, in_evaluation_mode
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import (
     OptimScheduler,
@@ -81,9 +77,8 @@ class ExperimentBase(RunnerBase):
     There ``limit_batches`` and a debug run limit ``train_loader``; how long ``valid`` takes is its own affair.
 
     Its iteration is a call of ``train_batch``, which reads as many batches as it likes, also beyond the end of an epoch,
-    and trains whatever it likes, without a Brain. A TrainPass is something else: one batch of one loader per iteration,
-    losses and samples counted by a Brain, and over where the data ends. So an experiment has a loop of its own; it shares
-    with the others the schedule, how checkpoints are saved and restored, and how a run ends.
+    and trains whatever it likes, without a Brain. So it makes no passes; the engine counts its iterations, and does what
+    is due after them as in any other training.
 
     Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
     without a word, the last weights are validated and saved too, and everything is resumed.
@@ -118,8 +113,7 @@ class ExperimentBase(RunnerBase):
     visualizer: Visualizer
     logger: StandardLogger
     _average: GradientAverage | None
-    _best: BestTracker | None
-    _agreement: Agreement | None
+    _engine: Engine | None
 
     def __init__(self, config: Any, args: Any) -> None:
         self.config = experiment_config.attribute_view(config, "config")
@@ -136,12 +130,11 @@ class ExperimentBase(RunnerBase):
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
         self._cursor = self._no_data()
-        self._schedule = Schedule(self.train_state)
         # An iterator that is assigned while it is set up begins no epoch.
         self._in_epoch, self._interrupted, self._loaded = True, False, False
-        self._ended, self._validated = 0, -1
-        # Whether a limit has ended the training within an epoch, and the place to continue from is saved.
-        self._place_saved = False
+        # How many epochs are over, if this iteration has ended one.
+        self._ended: int | None = None
+        self._planned: tuple[Any, ...] = ()
         self._newest: Path | None = None
         self._begun: Mapping[str, Any] = {}
         # Also where the user's code calls it.
@@ -203,9 +196,11 @@ class ExperimentBase(RunnerBase):
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
-        made = RunCheckpointer(CheckpointStore(self.checkpoint_dir)) if self.alone else self.context["checkpointer"]
-        self.checkpointer = cast("RunCheckpointer", made)
+        if self.alone:
+            self.context["checkpointer"] = RunCheckpointer(CheckpointStore(self.checkpoint_dir))
+        self.checkpointer = cast("RunCheckpointer", self.context["checkpointer"])
         self._store = self.checkpointer.store
+        self._engine = self._new_engine()
         self.setup_dataloader()
         self._count_iterations()
         self.setup_model()
@@ -213,18 +208,18 @@ class ExperimentBase(RunnerBase):
         self._offer_model()
         if self._world.size > 1:
             self._share_work()
-        on_error = "error" if self.alone else self.context["runner"].on_save_error
-        self._best = None if self.alone else self._new_best()
-        self._checkpoints = Checkpoints(self._store, self.context, self._best, on_error)
         self._cursor = self._no_data()
         self._in_epoch = False
         self.iteration = self.epoch = 0
 
-    def _new_best(self) -> BestTracker | None:
-        """Return what the runner's ``keep_best`` asks for."""
-        self.context["best"] = None
-        keep = self.context["runner"].keep_best
-        return BestTracker(keep.metric, keep.mode, keep.count) if keep else None
+    def engine_client(self) -> Client:
+        """Return what an engine calls to train this experiment."""
+        return ExperimentClient(self)
+
+    def _new_engine(self) -> Engine:
+        """Return the engine that trains: the run's, or by hand a new one."""
+        running = self.context.loop
+        return running if isinstance(running, Engine) else Engine(self.context, self.engine_client())
 
     @property
     def parallel(self) -> bool:
@@ -353,7 +348,6 @@ class ExperimentBase(RunnerBase):
         self._average = GradientAverage(modules, schedulers, self._record.count_samples)
         what = "one sum after each backward, since an experiment steps its optimizer itself"
         logger.info(f"the gradients of {self._world.size} ranks are averaged by {what}")
-        self._agreement = Agreement(self._world, self.context)
 
     def _optimizer(self) -> dict[str, Any]:
         """``self.optimizer``, if it has a state."""
@@ -404,57 +398,40 @@ class ExperimentBase(RunnerBase):
                 self._go_on(self._store.resumed)
             elif not self._loaded:
                 self.resume_or_load()
-            waking = self.context.waking(own_method(self, "_wake"))
-            ruling = self._agreement.ruling() if self._agreement else nullcontext()
-            with waking, SHUTDOWN.defer(self._wake), supervise_workers(), ruling, suppress(ExitError):
+            with ExitStack() as stack:
+                if self.alone:
+                    # After a first run, this one continues.
+                    engine = self._engine = self._new_engine()
+                    stack.enter_context(self.context.running_loop(engine))
+                    stack.enter_context(engine.running())
+                stack.enter_context(supervise_workers())
+                self._running.begin()
                 self.train()
-                self._finish()
+                self._running.finish()
                 self._warn_without_validation()
-                self._checkpoints.finish()
         finally:
             self.close()
 
+    @property
+    def _running(self) -> Engine:
+        """The engine that trains, after ``setup``."""
+        if self._engine is None:
+            raise StageError(f"{type(self).__name__}: nothing is set up; call setup() first")
+        return self._engine
+
     def _warn_without_validation(self) -> None:
         """Warn if ``keep_best`` had nothing to compare."""
-        if self._best and self._validated < 0:
-            what = f"keep_best watches '{self._best.metric}', and the run made no validation"
+        best = self._running.validation.best
+        if best and not best.has_numbers:
+            what = f"keep_best watches '{best.metric}', and the run made no validation"
             remedy = "a train() of your own has to validate by super().train()"
             logger.warning(f"{what}, so no checkpoint is the best; {remedy}, or remove keep_best")
 
     def train(self) -> None:
         """Train on batch after batch, up to ``max_iteration``."""
-        self._begin()
-        self._stop_if_requested()
-        starts = self._schedule.validating.starts and not self.iteration
-        self._validate(due=starts, at_end=self._is_over() and not self._is_cut_short())
-        if self._is_best():
-            self.save()
-        while not self._is_over():
-            self.iteration += 1
+        engine = self._running
+        for self.iteration in engine.iterations():
             self.train_batch()
-            self._after_batch()
-        if self.context.stop_reason is not None:
-            logger.info(f"training ends after iteration {self.iteration}: {self.context.stop_reason}")
-
-    def _finish(self) -> None:
-        """Save, end the epoch, and validate the last weights; after a limit within an epoch, first save that place."""
-        if not self._is_cut_short():
-            self._end_epoch()
-            self.save()
-            return
-        cursor = self._cursor
-        of = "" if cursor.length is None else f" of {cursor.length}"
-        logger.info(f"stopped in epoch {cursor.epoch} after {cursor.taken}{of} batches")
-        if self._is_limited():
-            self.save()
-            self._place_saved = True
-        self._log_discarded_windows()
-        # A stop that this validation asks for would end a resumed run.
-        with self.context.stops_withdrawn() if self._place_saved else nullcontext():
-            self._validate(due=False, at_end=True)
-            self._numbers.cut_epoch_short()
-        if not self._place_saved:
-            self.save()
 
     def read_batch(self) -> Any:
         """The next batch of ``train_loader``, on the device; after the last one of an epoch, the next epoch's first.
@@ -518,6 +495,7 @@ class ExperimentBase(RunnerBase):
             self._end_epoch()
         if begins and not self._interrupted:
             self._numbers.begin_epoch()
+            self._running.forget_numbers()
         begun = None if batches is self.train_loader else self._begun
         self._cursor = self._new_cursor(batches, self._cursor.epoch + begins, begun=begun)
         if begins:
@@ -559,31 +537,26 @@ class ExperimentBase(RunnerBase):
         if self._average:
             self._numbers.gather()
             require_equal_weights(self._modules(), self._world)
-        self.context["hooks"].before_checkpoint_saved(context=self.context)
-        self.context.clear_requests(CHECKPOINT)
-        metrics = self.context.peek("metrics") or {}
-        counters = {**self.train_state, **self.state_dict()}
+        self._running.save_checkpoint()
+        self._newest = self._store.path_of(self.iteration)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it besides the state of the engine."""
         attributes = self._parts()
         states = parts.part_states(attributes, self._options, recoverables=self._store.recoverables)
         shared, own = parts.split_states(attributes, states)
         experiment = {
             "data": self._cursor.state_dict(),
             "in_epoch": self._in_epoch,
-            "validated": self._validated,
             "numbers": self._numbers.state_dict(),
             "attributes": shared,
             "objects": own,
-            "generators": states_of(self._generators()),
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
-            "best": self._best.state_dict(self.iteration) if self._best else None,
         }
         with gradients_of_training():
             gradients = {name: gradients_of(module) for name, module in self._modules().items()}
-        iterations = {PHASE: self._numbers.iterations}
-        timed = self._schedule.time_limit.state() if self._schedule.time_limit else {}
-        self._checkpoints.save(counters, metrics, iterations, experiment=experiment, gradients=gradients, **timed)
-        self._newest = self._store.path_of(self.iteration)
+        return {"experiment": experiment, "gradients": gradients}
 
     def resume_or_load(self) -> None:
         """Continue from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
@@ -635,18 +608,12 @@ class ExperimentBase(RunnerBase):
         if state.frozen and self._store.initial:
             frozen = {PHASE: {"model": self.model}}
             initial_models.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
-        if state.modes and self._store.initial:
-            self._store.initial.restore_modes({PHASE: {"model": self.model}}, state.modes.to_tree())
         with load_errors.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), {**own.attributes, **own.objects}, self._options, where)
-        self._numbers.load_state_dict(own.numbers.to_tree())
+        self._numbers.load_state_dict({name: meter.to_tree() for name, meter in own.numbers.items()})
         # An epoch had begun, and was not over.
-        self._interrupted, self._validated = own.in_epoch, own.validated
-        if self._best and own.best:
-            self._best.load_state_dict(own.best.to_tree())
-            if not math.isnan(self._best.value):
-                self.context["best"] = self._best.as_dict()
+        self._interrupted = own.in_epoch
         if self.alone:
             self.context.restore_requests(state.stopped)
             self._store.restore_recoverables(checkpoint)
@@ -654,16 +621,10 @@ class ExperimentBase(RunnerBase):
             self._newest = self._store.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(own.lines)
-        # The generators last: creating the iterator of a loader draws a number, as it did before.
+        # The engine restores the generators afterwards: creating the iterator of a loader draws a number, as it did before.
         if is_in_epoch:
             self._cursor.load_state_dict(own.data.to_tree())
             self._cursor.reopen()
-        restore.restore_generators(state, where)
-        with load_errors.loading(f"{where}: experiment.generators"):
-            restore_states(self._generators(), own.generators)
-        for name in lacking(self._generators(), own.generators):
-            what = f"{where}: has the state of the random generator {name}"
-            logger.warning(f"{what}, and the experiment has none such")
 
     def _begin_again(self, place: CursorState) -> None:
         """Have the user's ``new_epoch`` start the interrupted epoch again, before anything that it changes is restored."""
@@ -700,20 +661,13 @@ class ExperimentBase(RunnerBase):
 
     def _begin(self) -> None:
         """Be ready for the first batch."""
+        engine = self._running
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
-        if not self.alone and self._world.is_main:
-            self._schedule.limit_time(self.context, self._store.resumed)
-        self._ended = 0
-        if self.alone and self.iteration >= self._schedule.max_steps:
-            logger.info(f"nothing is left to train: config.training.max_iteration is {self._schedule.max_steps}")
-        if self._in_epoch:
-            return
-        if self._store.resumed:
-            unread = self._interrupted and not self._cursor.taken
-            self.context["current_epoch"] = max(0, self.epoch - (not unread))
-            self.context["hooks"].on_resume(context=self.context)
-        if self._is_over() and not self._interrupted:
+        self._ended = None
+        if self.alone and self.iteration >= engine.schedule.max_steps:
+            logger.info(f"nothing is left to train: config.training.max_iteration is {engine.schedule.max_steps}")
+        if self._in_epoch or (engine.is_over() and not self._interrupted):
             return
         if self._cursor.over():
             self.new_epoch()
@@ -722,60 +676,40 @@ class ExperimentBase(RunnerBase):
 
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
+        engine = self._running
         every = None if self.alone else self.context["runner"].print_interval
-        counters = {**self.train_state, "iteration": self.iteration}
-        self._schedule = Schedule(
-            counters,
+        schedule = Schedule(
+            {**self.train_state, "iteration": self.iteration},
             max_steps=experiment_config.max_iteration(self.config),
+            time_limit=engine.schedule.time_limit,
             printing=parse_intervals(every),
             validating=experiment_config.intervals(self.config, "valid_interval"),
             saving=experiment_config.intervals(self.config, "save_interval"),
         )
-        self._due, self._planned = 0, self._in_config()
+        self._planned = self._in_config()
+        engine.plan(schedule)
 
     def _in_config(self) -> tuple[Any, ...]:
         training = self.config.training
         return training.max_iteration, training.valid_interval, training.save_interval
 
-    def _after_batch(self) -> None:
-        """Count the batch, and do what is due."""
-        self.train_state["iteration"] = self.iteration
-        self.train_state["update"] += 1
+    def _after_iteration(self) -> int | None:
+        """Count what an iteration has done, and return how many epochs are over, if it has ended one."""
         if self._on_batch_end:
             for scheduler in self._schedulers:
                 scheduler.note_cleared()
             self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
-        over = self._cursor.taken and self._cursor.over()
-        if over:
+        if not self._cursor.taken and self._cursor.epoch <= 0:
+            self._refuse_epochs_without_end()
+        if self._cursor.taken and self._cursor.over():
             self._ended = self._cursor.epoch + 1
             self._report_length()
         if self.alone and self._in_config() != self._planned:
             self._plan()
         if self._average and self.iteration % MOST == 0:
             self._numbers.gather()
-        if not self._ended and self.iteration < self._due:
-            return
-        self._checkpoints.notify_saved()
-        self._refuse_epochs_without_end()
-        ended, self._ended = self._ended, 0
-        schedule = self._schedule
-        due: Sequence[bool] = schedule.due(self.train_state)
-        if self._agreement:
-            due = self._agreement.look(self.iteration, *due)
-        printing, validating, saving, _ = due
-        if printing:
-            self._numbers.print()
-        requests = self.context.requests
-        validating = validating or VALIDATION in requests or bool(ended and schedule.validating.fires_after(ended))
-        self._validate(due=validating, at_end=self._is_over() and not self._is_cut_short())
-        self.context.clear_requests(VALIDATION)
-        if over:
-            self._end_epoch()
-        saving = saving or CHECKPOINT in requests or self._is_best()
-        if saving or (ended and schedule.saving.fires_after(ended)):
-            self.save()
-        self._due = 0 if requests else schedule.next_check(self.train_state, self._agreement)
-        self._stop_if_requested()
+        ended, self._ended = self._ended, None
+        return ended
 
     def _report_length(self) -> None:
         """Warn once if an epoch has other batches than ``epochs`` was planned with."""
@@ -785,30 +719,21 @@ class ExperimentBase(RunnerBase):
             return
         self._announced = None
         what = f"train_loader: announced {announced:,} batches, got {count:,}"
-        runner, iterations = self.context["runner"], self._schedule.max_steps
+        runner, iterations = self.context["runner"], self._running.schedule.max_steps
         planned = f"epochs: {runner.epochs} was planned as {iterations:,} iterations"
         logger.warning(f"{what}; {planned}")
 
-    def _validate(self, *, due: bool, at_end: bool = False) -> None:
-        """Validate, at most once in an iteration.
-
-        Args:
-            due: whether an interval, or a plugin, asks for it.
-            at_end: whether these are the last weights, which are validated if anything ever is.
-        """
-        at_end = at_end and bool(self._schedule.validating.intervals)
-        if self._validated == self.iteration or not (due or at_end):
-            return
+    def _evaluate(self) -> dict[str, float]:
+        """Validate, and return the numbers."""
         aside = self.context.set_gradients_aside("valid")
-        schedules = nullcontext() if due else self._schedules_restored()
-        numbers = self._numbers.validating()
-        validating = self.context.validating(last=not due)
-        with validating, numbers, in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
-            if self._world.is_main:
-                self.valid()
-        self._validated = self.iteration
-        if not self._place_saved:
-            self._judge()
+        schedules = self._schedules_restored() if self.context.is_last_validation else nullcontext()
+
+        def valid() -> None:
+            with in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
+                if self._world.is_main:
+                    self.valid()
+
+        return self._numbers.of_validation(valid)
 
     @contextmanager
     def _schedules_restored(self) -> Iterator[None]:
@@ -839,51 +764,18 @@ class ExperimentBase(RunnerBase):
         finally:
             restore_random_state(random, self._generators())
 
-    def _judge(self) -> None:
-        """Compare the numbers of a validation with the best so far, on all ranks alike.
-
-        Raises:
-            DataError: ``keep_best`` watches a number that the validation does not report.
-        """
-        if self._best is None:
-            return
-        # Plugins of rank 0 may have added some.
-        numbers = self._world.broadcast(self._numbers.newest_validation)
-        if self._best.improves(PHASE, numbers, self.iteration):
-            self.context["best"] = self._best.as_dict()
-        self._best.check_reported()
-
-    def _is_best(self) -> bool:
-        """Return whether ``keep_best`` keeps a checkpoint of this iteration."""
-        return self._best is not None and self._best.deserves_checkpoint(self.iteration)
-
-    def _is_over(self) -> bool:
-        """Whether training is over: at its limit, or after ``context.stop``."""
-        return self.iteration >= self._schedule.max_steps or self.context.stop_reason is not None
-
-    def _is_cut_short(self) -> bool:
-        """Whether training is over in the middle of an epoch."""
-        return self._is_over() and self._in_epoch and bool(self._cursor.taken) and not self._cursor.over()
-
-    def _is_limited(self) -> bool:
-        """Whether a limit has ended the training, which may be raised, and not ``context.stop``."""
-        reason = self.context.stop_reason
-        max_time = None if self.alone else self.context["runner"].max_time
-        return reason is None or (max_time is not None and reason == time_is_over(max_time))
-
-    def _stop_if_requested(self) -> None:
-        """Save and end, if a signal or ``is_exit`` asks for it."""
-        if exit_requested(self.context):
-            self.save()
-            self._checkpoints.end_run()
-
-    def _wake(self) -> None:
-        """Check after this batch whether something is due."""
-        self._due = 0
+    def _place_in_epoch(self) -> str | None:
+        """Return where in an epoch the training is; None if no epoch is running."""
+        cursor = self._cursor
+        if not self._in_epoch or not cursor.taken or cursor.over():
+            return None
+        of = "" if cursor.length is None else f" of {cursor.length}"
+        return f"{cursor.taken}{of} batches"
 
     def _refuse_epochs_without_end(self) -> None:
         """Raise if intervals count epochs but ``read_batch`` is never called: then no epoch would end."""
-        in_epochs = [name for name, done in INTERVALS.items() if getattr(self._schedule, done).epochs]
+        schedule = self._running.schedule
+        in_epochs = [name for name, done in INTERVALS.items() if getattr(schedule, done).epochs]
         if in_epochs and not self._cursor.taken:
             unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
             raise StageError(f"{unread}; call it, or give {' and '.join(in_epochs)} in iterations")
@@ -905,6 +797,11 @@ class ExperimentBase(RunnerBase):
             hooks.before_phase(context=self.context, phase=PHASE)
             hooks.before_pass(context=self.context, phase=PHASE)
 
+    def _current_epoch(self) -> int:
+        """Return the number of the epoch that is running or continues, or of the last one."""
+        unread = self._interrupted and not self._cursor.taken
+        return max(0, self.epoch - (not unread))
+
     def _log_discarded_windows(self) -> None:
         """Log how many windows of the OptimSchedulers were discarded in this epoch."""
         log_discarded_windows(PHASE, self._cursor.epoch, self._schedulers_by_name)
@@ -915,6 +812,110 @@ class ExperimentBase(RunnerBase):
             self._in_epoch = False
             self.train_state["epoch"] = self._cursor.epoch + 1
             self._log_discarded_windows()
-            self._numbers.end_epoch()
-            self.context["hooks"].after_phase(context=self.context, phase=PHASE)
-            self.context["hooks"].after_epoch(context=self.context)
+            hooks, numbers = self.context["hooks"], self._numbers.of_training()
+            hooks.after_pass(context=self.context, phase=PHASE, metrics=numbers)
+            self._running.take_numbers(PHASE, numbers, trained=True)
+            hooks.after_phase(context=self.context, phase=PHASE)
+            hooks.after_epoch(context=self.context)
+
+    def _cut_epoch_short(self) -> None:
+        """Note the numbers of an epoch that has not ended."""
+        self._log_discarded_windows()
+        self._running.take_numbers(PHASE, self._numbers.of_training(), trained=True)
+
+
+class ExperimentPhase(PhaseSchema):
+    """The settings of what an experiment trains, where others have phases."""
+
+    def valid_name(self, number: str) -> str:
+        """Return how a number of the validation is reported: as it is."""
+        return number
+
+
+class ExperimentClient(Client):
+    """What an engine calls to train an experiment.
+
+    Args:
+        experiment: the experiment, of which this is a part: it refers to it weakly.
+    """
+
+    # ``valid`` restores them itself, also if user code calls it.
+    restores_generators = False
+    has_passes = False
+
+    def __init__(self, experiment: ExperimentBase) -> None:
+        super().__init__(experiment.context)
+        self._experiment: ExperimentBase = proxy(experiment)
+
+    @property
+    def runner(self) -> RunnerSchema:
+        """The settings; by hand all defaults."""
+        if self._experiment.alone:
+            return RunnerSchema.model_validate({"name": PHASE, "class": "train"})
+        return super().runner
+
+    def phases(self) -> list[PhaseSchema]:
+        """Return one, which is validated."""
+        return [ExperimentPhase.model_validate({"name": PHASE, "valid_dataset_name": "valid_loader"})]
+
+    def schedule(self, counters: Mapping[str, int]) -> Schedule:
+        """Return nothing, until ``train`` says what is due when."""
+        return Schedule(counters)
+
+    def generators(self) -> dict[str, Any]:
+        """Return the random generators in its attributes and in its data, by name."""
+        return self._experiment._generators()
+
+    def validator(self, evaluate: Verb) -> Verb:
+        """Return what validates it."""
+        return self._evaluate
+
+    def _evaluate(self, _context: Context, _phase: Phase) -> dict[str, float]:
+        return self._experiment._evaluate()
+
+    def address(self, phase: str) -> str:
+        """Return what messages call it."""
+        return PHASE
+
+    def errors(self, phase: str) -> AbstractContextManager[None]:
+        """Return a block whose errors stay as they are."""
+        return nullcontext()
+
+    def save(self, save_checkpoint: Callable[[], None]) -> None:
+        """Save a checkpoint by its own ``save``, which a subclass may have overridden."""
+        self._experiment.save()
+
+    def saved_counters(self) -> dict[str, int]:
+        """Return the counters that a checkpoint has."""
+        return {**self._experiment.train_state, **self._experiment.state_dict()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what else a checkpoint keeps."""
+        return self._experiment._state()
+
+    def current_epoch(self) -> int | None:
+        """Return the number of the epoch that continues."""
+        return self._experiment._current_epoch()
+
+    def start_iterations(self) -> None:
+        """Say what is due when, and start an epoch or continue one."""
+        self._experiment._begin()
+
+    def after_iteration(self) -> int | None:
+        """Count what an iteration has done."""
+        return self._experiment._after_iteration()
+
+    def print_numbers(self) -> None:
+        """Give the plugins the numbers since the last time."""
+        self._experiment._numbers.print()
+
+    def place_in_epoch(self) -> str | None:
+        """Return where in an epoch the training is."""
+        return self._experiment._place_in_epoch()
+
+    def end_epoch(self, *, cut_short: bool) -> None:
+        """End the epoch that is running, if one is."""
+        if cut_short:
+            self._experiment._cut_epoch_short()
+        else:
+            self._experiment._end_epoch()

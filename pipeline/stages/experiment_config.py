@@ -10,7 +10,6 @@ import sys
 import wave
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from itertools import zip_longest
@@ -154,10 +153,7 @@ class PluginNumbers(Visuals):
 
     Attributes:
         training: the training numbers of this epoch.
-        validation: those of the validation that is running.
-        validations: those of the validations of this epoch that are over.
-        newest_validation: those of the last validation.
-        iterations: of each number in ``context["metrics"]`` the iteration that it is of.
+        validation: those of the validation that is running; None if none is.
     """
 
     def __init__(self, context: Context, folder: Path) -> None:
@@ -165,9 +161,6 @@ class PluginNumbers(Visuals):
         self.context = context
         self.training = Meters()
         self.validation: Meters | None = None
-        self.validations: dict[str, float] = {}
-        self.newest_validation: dict[str, float] = {}
-        self.iterations: dict[str, int] = {}
         self._weight, self._samples = 1, 0
         self._misnumbered: set[str] = set()
 
@@ -204,8 +197,7 @@ class PluginNumbers(Visuals):
 
     def begin_epoch(self) -> None:
         """Reset for a new epoch."""
-        self.training, self.validations, self.iterations = Meters(), {}, {}
-        self.context["metrics"] = {PHASE: {}}
+        self.training = Meters()
 
     def print(self) -> None:
         """Report the training numbers since the last call; on a GPU this waits for the work so far."""
@@ -214,56 +206,35 @@ class PluginNumbers(Visuals):
         extend_metrics(self.context, PHASE, numbers)
         self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
 
-    @contextmanager
-    def validating(self) -> Iterator[None]:
-        """Numbers within the block belong to a validation; call the plugins before and after it."""
-        hooks, self.validation = self.context["hooks"], Meters()
-        hooks.before_validation(context=self.context, phase=PHASE)
+    def of_validation(self, valid: Callable[[], None]) -> dict[str, float]:
+        """Return the numbers that a validation reports.
+
+        Args:
+            valid: makes it.
+        """
+        self.validation = Meters()
         try:
-            yield
+            valid()
             self.gather()
-            numbers = self.validation.means()
-            extend_metrics(self.context, PHASE, numbers)
+            return self.validation.means()
         finally:
             self.validation = None
-        self.newest_validation = dict(numbers)
-        self.validations |= numbers
-        self.context["metrics"][PHASE] |= numbers
-        self.iterations |= dict.fromkeys(numbers, self.context["train_state"]["iteration"])
-        hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
 
-    def end_epoch(self) -> None:
-        """Report the training numbers of the epoch, and put them before those of its validations."""
-        numbers = self._training_numbers()
-        self.context["hooks"].after_pass(context=self.context, phase=PHASE, metrics=numbers)
-        self._put_first(numbers)
-
-    def cut_epoch_short(self) -> None:
-        """Put the training numbers of an epoch that has not ended before those of its validations."""
-        self._put_first(self._training_numbers())
-
-    def _training_numbers(self) -> dict[str, float]:
+    def of_training(self) -> dict[str, float]:
+        """Return the training numbers of the epoch; on a GPU this waits for the work so far."""
         self.gather()
         numbers = self.training.means()
         extend_metrics(self.context, PHASE, numbers)
         return numbers
 
-    def _put_first(self, numbers: dict[str, float]) -> None:
-        iteration = self.context["train_state"]["iteration"]
-        self.context["metrics"][PHASE] = numbers | self.validations
-        self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
-
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to continue; on a GPU this waits for the work so far."""
-        numbers = {"metrics": self.context["metrics"], "iterations": self.iterations}
-        return {"training": self.training.state_dict(), "judged": self.validations, **numbers}
+        """Return everything that is needed to continue; on a GPU this waits for the work so far."""
+        return self.training.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.begin_epoch()
-        self.training.load_state_dict(state["training"])
-        self.validations, self.iterations = state["judged"], state["iterations"]
-        self.context["metrics"] = {PHASE: {}, **state["metrics"]}
+        self.training.load_state_dict(state)
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 from loguru import logger
 
-from pipeline.checkpoint.checkpointer import BrainSession
 from pipeline.checkpoint.load_errors import fitting
-from pipeline.checkpoint.random_state import generators_in, lacking, random_state, restore_random_state, states_of
+from pipeline.checkpoint.random_state import lacking, random_state, restore_random_state, states_of
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import EntryState, EpochStart, ValidationState
 from pipeline.checkpoint.storage import as_number
-from pipeline.config.schema import PhaseSchema, time_is_over
+from pipeline.config.schema import time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
-from pipeline.data.generators import generators_of_phases
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate, evaluate_each, extend_metrics
+from pipeline.training.client import Client
+from pipeline.training.evaluation import Validation, batches_of, evaluate, evaluate_each, extend_metrics
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.metrics.ranks import in_step
 from pipeline.training.optim_scheduler import attach_optimizer_hooks, log_discarded_windows
 from pipeline.training.phase import (
     PlannedLength,
-    loader_of,
     pass_loader,
-    phase_errors,
     phase_of,
     plan_schedules,
 )
@@ -49,19 +46,18 @@ PATIENCE = 1000
 
 
 class Engine:
-    """Trains the phases of a runner, or a Brain that trains alone. It starts with the first call of one of its methods.
+    """Trains the phases of a runner, a Brain alone, or an experiment. It starts with the first call of one of its methods.
 
-    The runner stage calls ``epochs``, ``batches``, ``validate`` and ``save``, through the context or by itself; so does
-    ``Brain.fit``. A TrainPass, which has the loop over the batches, calls ``open``, ``on_due`` and ``close``.
+    A runner stage calls ``epochs``, ``batches``, ``validate`` and ``save``, through the context or by itself; so does
+    ``Brain.fit``. A TrainPass, which has the loop over the batches, calls ``open``, ``on_due`` and ``close``. An experiment,
+    which reads as many batches as it likes, loops over ``iterations``. What differs between them is in the Client.
 
     A batch is in work until its own pass, or one whose batch was in work before it, is asked for the next. The pass whose
     batch is the oldest in work leads: only when it is asked, or none leads, the engine checks what is due.
 
     Args:
         context: after network and startup. If ``context["checkpointer"]`` is None, nothing is saved.
-        stage: the runner stage; if it derives from the default Runner, its ``validate`` and ``is_over`` are called. None if
-            a Brain trains alone: then messages do not name its phase, each pass has the number of its epoch, and a
-            validation continues with the random generators of the training, as in SpeechBrain.
+        client: what is trained, and how.
 
     Attributes:
         counters: ``context["train_state"]``.
@@ -78,7 +74,7 @@ class Engine:
             Nothing is saved after that.
         journal: what the stage has called; after a resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
-        iterations: phase -> name -> the iteration of which that number is.
+        measured_at: phase -> name -> the iteration of which that number is.
         planned: for which length of the training the runner stage has planned schedules.
         passes: phase -> how many rounds over its data were started.
     """
@@ -86,8 +82,9 @@ class Engine:
     before_batch: Callable[..., Any] | None = None
     after_batch: Callable[..., Any] | None = None
 
-    def __init__(self, context: Context, stage: Any = None) -> None:
+    def __init__(self, context: Context, client: Client) -> None:
         self.context = context
+        self.client = client
         self.counters: dict[str, int] = context["train_state"]
         self.due = NEVER
         self.work: list[TrainPass] = []
@@ -105,7 +102,7 @@ class Engine:
         self.passes: dict[str, int] = {}
         self.planned = PlannedLength({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
-        self.iterations: dict[str, dict[str, int]] = {}
+        self.measured_at: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
         # The open passes, with the time and the samples at which their numbers were last printed.
         self._open: dict[TrainPass, tuple[float, int]] = {}
@@ -121,11 +118,8 @@ class Engine:
         self._due_since = 0
         # The iteration of the last checkpoint.
         self._saved_at = self.counters["iteration"]
-        self.alone = stage is None
-        self._stage = stage
-        has_verbs = stage is not None and stage.has_loop_methods
-        self._verb_validate: Verb = stage.validate if has_verbs else self.evaluate
-        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if has_verbs else None
+        # Whether an iteration without a pass is running, and whether ``finish`` was called.
+        self._in_iteration = self._finished = False
 
     # What a stage calls.
 
@@ -141,7 +135,7 @@ class Engine:
             StageError: an epoch is running, or a batch is in work.
             CheckpointError: the checkpoint was saved in the middle of an epoch with another number.
         """
-        self.begin()
+        self._begin_passes("epochs")
         if self.journal.inner is not None and not self._interrupted_epochs:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
@@ -169,14 +163,18 @@ class Engine:
                 journal.begin_epoch()
                 if not journal.resuming_in_epoch:
                     self._epoch_began = self._new_epoch_start()
-                    self.metrics, self.iterations = {}, {}
-                    self.context["metrics"] = self.metrics
+                    self.forget_numbers()
                     self.hooks.before_epoch(context=self.context)
                 yield number
                 self._end_epoch()
         except GeneratorExit:
             self._interrupted_epochs = call
             raise
+
+    def forget_numbers(self) -> None:
+        """Forget the numbers of the epoch before."""
+        self.metrics, self.measured_at = {}, {}
+        self.context["metrics"] = self.metrics
 
     @property
     def _number(self) -> int:
@@ -201,7 +199,7 @@ class Engine:
 
     def train_pass(self, phase: str | Phase) -> TrainPass:
         """The same as an object that trains by itself, with ``run``."""
-        self.begin()
+        self._begin_passes("batches")
         name = self._name(phase)
         if self._interrupted_epochs:
             self._settle()
@@ -236,6 +234,39 @@ class Engine:
             self.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
 
+    def _begin_passes(self, method: str) -> None:
+        if not self.client.has_passes:
+            what = f"context.{method}: an experiment trains, which reads its batches itself"
+            raise StageError(f"{what}; call read_batch, or take another runner stage")
+        self.begin()
+
+    def iterations(self) -> Iterator[int]:
+        """Yield the number of each iteration, from 1, until training is over; one is done when the next is requested.
+
+        This is for a client without passes: an iteration is what its code does until it asks for the next one.
+        """
+        client, counters = self.client, self.counters
+        self.begin()
+        client.start_iterations()
+        self._request_first_validation()
+        self._between()
+        goes_on = not self.is_over()
+        while goes_on:
+            self._in_iteration = True
+            yield counters["iteration"] + 1
+            self._in_iteration = False
+            counters["iteration"] += 1
+            counters["update"] += 1
+            self.validation.outdate_all()
+            ended = client.after_iteration()
+            if ended is not None or counters["iteration"] >= self.due:
+                goes_on = self._do_due(None, ended)
+
+    def plan(self, schedule: Schedule) -> None:
+        """Take another schedule, and check after this iteration what is due."""
+        self.schedule = schedule
+        self.wake()
+
     def wake(self) -> None:
         """Check after the current iteration what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
         self.due = 0
@@ -265,7 +296,7 @@ class Engine:
         self.journal.arrive_after_last_call()
         if self.journal.resuming or self.place_saved:
             return
-        if self.work or self._may_have_own_batches():
+        if self.work or self._in_iteration or self._may_have_own_batches():
             self.context.request(CHECKPOINT)
         else:
             self._save()
@@ -296,13 +327,9 @@ class Engine:
     def is_over(self) -> bool:
         """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
         if not self.journal.resuming and not self.over:
-            verb, limit = self._verb_is_over, self.schedule.over(self.counters)
-            # A debug run ends at its limits, whatever the stage says.
-            over = verb(self.context) if verb and not (limit and self.runner.debug) else limit
-            if over is None:
-                raise StageError(f"{getattr(verb, '__qualname__', verb)} returned None; return True or False")
+            over = self.client.is_over(limit=self.schedule.over(self.counters))
             # Where several processes train, rank 0 says so; and what plugins have asked for meanwhile counts now.
-            self.over = bool(self.agreement.look(self.counters["iteration"], bool(over))[0] if self.agreement else over)
+            self.over = bool(self.agreement.look(self.counters["iteration"], over)[0] if self.agreement else over)
             # The step of the pass that leads is finished first, whatever its body asks for.
             in_step = bool(self.work) and self.work[0].in_batch
             if not (self.over or in_step) and self.context.stop_reason is not None:
@@ -369,64 +396,77 @@ class Engine:
         if self.in_use:
             return
         context = self.context
-        if context["is_infer"]:
+        if context.peek("is_infer"):
             raise StageError(f"runner.{context['runner_name']}.class: is infer, which trains nothing; write train")
         if not isinstance(models := context["model"], Mapping):
             kind, keys = type(models).__name__, "{phase: {model, brain, optim_schedulers, updater}}"
             raise ContextError(f"context['model'] is a {kind}, no dict of phases; write {keys} in the network stage")
         self.in_use = True
-        self.runner = context["runner"]
+        self.runner = self.client.runner
         self.hooks = context["hooks"]
         self.before_batch = hook_or_none(self.hooks, "before_batch")
         self.after_batch = hook_or_none(self.hooks, "after_batch")
         self.extends = hook_or_none(self.hooks, "extend_metrics") is not None
-        schemas: list[PhaseSchema] = context["config"].phases(self.runner)
+        schemas = self.client.phases()
         self.schemas = {phase.name: phase for phase in schemas}
-        self.schedule = Schedule.of_runner(self.runner, self.counters)
+        self.schedule = self.client.schedule(self.counters)
         context["best"] = None
         self.validation = Validation(context, self.runner, schemas)
         self.phases = {name: phase_of(name, context) for name in self.schemas}
-        for schema in schemas:
-            # A loader that is missing is an error before the first hook.
-            loader_of(schema.dataset_name or "", context)
         for phase in self.phases.values():
-            attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
-        session: BrainSession | None = getattr(context["checkpointer"], "session", None) if self.alone else None
-        self.checkpoints = Checkpoints(self.store, context, self.validation.best, self.runner.on_save_error, session)
+            attach_optimizer_hooks(phase.get("optim_schedulers") or {}, context, phase.name)
+        on_error, session = self.runner.on_save_error, self.client.session
+        self.checkpoints = Checkpoints(self.store, context, self.validation.best, on_error, session)
         has_exports = bool(self.runner.save_inference_interval)
         self.exporter = offered("exporters")["weight_exporter"](self.runner, context) if has_exports else None
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
-            self.schedule.limit_time(context, self.journal.checkpoint)
+            self.schedule.limit_time(self.runner.max_time, context, self.journal.checkpoint)
         context["metrics"] = self.metrics
         if self.agreement:
             self.resources.enter_context(self.agreement.ruling())
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
         # That of the last epoch, in case none is left.
-        context["current_epoch"] = max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch))
+        own = self.client.current_epoch()
+        context["current_epoch"] = (
+            max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch)) if own is None else own
+        )
         if self.exporter:
             self.exporter.begin()
         self.look_ahead()
         if self.journal.checkpoint:
             self.hooks.on_resume(context=context)
-        elif self.schedule.validating.starts:
-            # A run that a signal interrupts in it is resumed with the request.
-            context.request(VALIDATION)
+        self._request_first_validation()
+        if not self.client.has_passes:
+            # It makes no calls that would have to be repeated.
+            self.journal.arrive_after_last_call()
+
+    def _request_first_validation(self) -> None:
+        """Request a validation before the first step, if the intervals say so; a training that is interrupted in it keeps the request."""
+        if self.schedule.validating.starts and not self.journal.checkpoint:
+            self.context.request(VALIDATION)
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""
-        if not self.in_use:
+        if not self.in_use or self._finished:
             return
+        self._finished = True
         self._settle()
         for training in list(self._open):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
-        # A Brain that trains alone is validated and saved after each epoch.
-        is_done = self.alone and self.counters["iteration"] == self._saved_at and not self.cut_short
+        if not self.client.has_passes:
+            if self.is_over():
+                self._stop_in(None)
+            if not self.cut_short:
+                self.client.end_epoch(cut_short=False)
+        is_done = self.client.ends_saved and self.counters["iteration"] == self._saved_at and not self.cut_short
         # A stop that the last validation asks for, as early stopping does, would end a resumed run.
         with self.context.stops_withdrawn() if self.place_saved else nullcontext():
             if not is_done:
                 self._validate_last()
+                if self.cut_short:
+                    self.client.end_epoch(cut_short=True)
                 if not self.place_saved:
                     self._save()
             self.checkpoints.finish()
@@ -452,7 +492,7 @@ class Engine:
         if leads and not goes_on and self.is_over():
             self._cut_short(f"before a pass over phase '{training.phase}'")
             return None
-        with self._errors(training.phase):
+        with self.client.errors(training.phase):
             batches = self._read(training, leads=leads)
         if leads:
             self._last_leader = training
@@ -466,14 +506,10 @@ class Engine:
         """The batches that are left of the present round of a pass."""
         loader = pass_loader(self.schemas[training.phase].dataset_name or "", self.runner, self.context)
         if training.state is None:
-            rounds = self._number if self.alone else self.passes.get(training.phase, 0)
+            rounds = self.client.order_of_pass(self.passes.get(training.phase, 0), self._number)
             self.passes[training.phase] = training.begin_round_after(rounds)
-        training.resources.enter_context(self._errors(training.phase))
+        training.resources.enter_context(self.client.errors(training.phase))
         return training.read(loader, interruptible=leads)
-
-    def _errors(self, phase: str) -> AbstractContextManager[None]:
-        """A block whose errors name a phase, unless a Brain trains alone."""
-        return nullcontext() if self.alone else phase_errors(phase)
 
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass."""
@@ -482,11 +518,7 @@ class Engine:
             if other.brain is brain:
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
-        if not self.alone:
-            # Another phase may share the Brain and its optimizers.
-            patience = self.runner.nonfinite_patience
-            type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, patience)
-            attach_optimizer_hooks(own.optim_schedulers, self.context, training.phase)
+        self.client.bind(training, own)
         checkpoint, count = self.journal.checkpoint, len(own.optim_schedulers)
         if checkpoint and training.state and len(training.state.discarded) != count:
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
@@ -513,17 +545,13 @@ class Engine:
         if not expected or count == expected or phase in self._warned:
             return
         self._warned.add(phase)
-        what = f"{self._address(phase)}: announced {expected:,} batches, got {count:,}"
+        what = f"{self.client.address(phase)}: announced {expected:,} batches, got {count:,}"
         planned = f"; the learning rate schedule was planned for {steps:,} updates" if steps is not None else ""
         logger.warning(f"{what}{planned}")
 
-    def _address(self, phase: str) -> str:
-        """What messages call a phase."""
-        return "fit" if self.alone else f"phase.{phase}"
-
     def generators(self) -> dict[str, Any]:
         """Return the random generators of the Brains, the updaters and the data, by name."""
-        return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
+        return self.client.generators()
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
         """The batches of one more round over the data of a pass, in a new order."""
@@ -547,32 +575,27 @@ class Engine:
             logger.warning(f"{what}, and waits until the pass over '{self.work[0].phase}' is asked for a batch")
         return True
 
-    def _do_due(self, training: TrainPass | None) -> bool:
-        """Do what is scheduled for this iteration. Without a pass, the stage creates its batches itself."""
-        due: Sequence[bool] = self.schedule.due(self.counters)
-        if self.checkpoints.are_requested():
-            printing, validating, _, exporting = due
-            due = printing, validating, True, exporting
+    def _do_due(self, training: TrainPass | None, ended: int | None = None) -> bool:
+        """Do what is due after an iteration, and return whether training goes on.
+
+        Args:
+            training: the pass that leads; None if the code creates or reads its batches itself.
+            ended: how many epochs are over, if the iteration has ended one and this says it.
+        """
         self._due_since = 0
-        if self.agreement:
-            due = self.agreement.look(self.counters["iteration"], *due)
-            # A look alone, mostly: what is asked for has set the next iteration to 0.
-            if not (any(due) or self.due == 0 or self.validation.running or self.schedule.over(self.counters)):
-                self.look_ahead()
-                return True
+        due = self._look(ended)
+        if due is None:
+            self.look_ahead()
+            return True
+        printing, validating, saving, exporting = due
         self._leader = training if training in self.work else None
         self.checkpoints.notify_saved()
-        printing, validating, saving, exporting = due
-        # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
-        validating, saving = validating or self.validation.running, saving or self.validation.running
-        if printing or validating or saving or exporting or self.context.requests:
+        if any(due) or self.context.requests:
             for other in self._open:
                 # On a GPU this waits for the work so far, as what follows does anyway.
                 other.trainable.check_divergence()
-        # In the order of the config, in whatever order they were begun, or begun again.
-        for name in self.phases if printing else ():
-            for other in [own for own in self._open if own.phase == name]:
-                self._print(other)
+        if printing:
+            self._print_all()
         if exporting and self.exporter:
             self.exporter.save()
         self._validate_on_request()
@@ -580,6 +603,11 @@ class Engine:
             for name in [training.phase] if training else self.validation.phases:
                 self._validate(name)
         over = self.is_over()
+        if ended is not None:
+            if over:
+                self._validate_last()
+            self.client.end_epoch(cut_short=False)
+            over = self.is_over()
         if over:
             self._stop_in(training)
         else:
@@ -588,8 +616,33 @@ class Engine:
         self._leader = None
         return not over
 
+    def _look(self, ended: int | None) -> tuple[bool, bool, bool, bool] | None:
+        """Return whether to print, to validate, to save and to export now; None if several processes have only looked.
+
+        Args:
+            ended: as in ``_do_due``.
+        """
+        printing, validating, saving, exporting = self.schedule.due(self.counters)
+        saving = saving or self.checkpoints.are_requested()
+        if self.agreement:
+            looked = self.agreement.look(self.counters["iteration"], printing, validating, saving, exporting)
+            # What was requested has set the next iteration to 0.
+            is_due = any(looked) or self.due == 0 or ended is not None
+            if not (is_due or self.validation.running or self.schedule.over(self.counters)):
+                return None
+            printing, validating, saving, exporting = looked
+        if self.validation.running:
+            # A signal has interrupted it. It is made again, and then what was to be saved after it.
+            validating = saving = True
+        if ended is not None:
+            validating = validating or self.schedule.validating.fires_after(ended)
+            saving = saving or self.schedule.saving.fires_after(ended)
+        return printing, validating, saving, exporting
+
     def _stop_in(self, training: TrainPass | None) -> None:
-        """Training is over after an iteration of the pass that leads: unless that was its last, it is cut short."""
+        """Training is over after an iteration: unless that was the last of the pass that leads, it is cut short."""
+        if not self.client.has_passes and (place := self.client.place_in_epoch()):
+            self._cut_short(f"after {place}")
         if training is None or self._leader is None or self.cut_short or training.has_ended():
             return
         progress = training.describe_progress()
@@ -609,8 +662,8 @@ class Engine:
         """
         if self.cut_short:
             return
-        in_epoch = "" if self.journal.inner is None else f" in epoch {self._number}"
-        logger.info(f"{'fit: ' if self.alone else ''}stopped{in_epoch} {place}")
+        has_epoch = self.journal.inner is not None or not self.client.has_passes
+        logger.info(f"stopped in epoch {self.context['current_epoch']} {place}" if has_epoch else f"stopped {place}")
         self.cut_short = True
         if self._is_limited:
             for training in self._open:
@@ -625,6 +678,14 @@ class Engine:
         """Whether a limit has ended the training, which may be raised, and not ``context.stop``."""
         reason, max_time = self.context.stop_reason, self.runner.max_time
         return reason is None or (max_time is not None and reason == time_is_over(max_time))
+
+    def _print_all(self) -> None:
+        """Give the plugins the numbers since the last time."""
+        # In the order of the config, in whatever order the passes were started, or started again.
+        for name in self.phases:
+            for training in [own for own in self._open if own.phase == name]:
+                self._print(training)
+        self.client.print_numbers()
 
     def _print(self, training: TrainPass) -> None:
         """Tell the plugins how a pass goes since the last time: on a GPU this waits for the work so far."""
@@ -708,7 +769,7 @@ class Engine:
             training.finish()
             return
         updates = self.counters["update"]
-        with self._errors(training.phase):
+        with self.client.errors(training.phase):
             training.end(self.context["current_epoch"], f"'{self.schemas[training.phase].dataset_name}'")
         self._log_discarded_windows(training.phase)
         if training in self.work:
@@ -721,24 +782,24 @@ class Engine:
         training.updater.end_pass(None if self.cut_short else self.context["current_epoch"] + 1)
         extend_metrics(self.context, training.phase, training.numbers)
         training.share_numbers()
-        self._take(training.phase, training.numbers, trained=True)
+        self.take_numbers(training.phase, training.numbers, trained=True)
         if not self.cut_short:
             self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
     def _log_discarded_windows(self, phase: str) -> None:
         """Log how many windows of a phase were discarded in this epoch, unless that is done."""
         schedulers = self.phases[phase].optim_schedulers
-        log_discarded_windows(self._address(phase), self.context["current_epoch"], schedulers)
+        log_discarded_windows(self.client.address(phase), self.context["current_epoch"], schedulers)
 
     def _is_trained(self, phase: str) -> bool:
         """Whether a pass over the data of a phase was made in this epoch."""
         return "loss" in self.metrics.get(phase, {})
 
-    def _take(self, phase: str, numbers: Mapping[str, float], *, trained: bool = False) -> None:
+    def take_numbers(self, phase: str, numbers: Mapping[str, float], *, trained: bool = False) -> None:
         """Put numbers where plugins and checkpoints find them; those of a pass of training come first."""
         others = self.metrics.get(phase, {})
         self.metrics[phase] = {**numbers, **others, **numbers} if trained else {**others, **numbers}
-        self.iterations.setdefault(phase, {}).update(dict.fromkeys(numbers, self.counters["iteration"]))
+        self.measured_at.setdefault(phase, {}).update(dict.fromkeys(numbers, self.counters["iteration"]))
 
     def _end_epoch(self, interrupted: EntryState | None = None) -> None:
         """The next epoch is asked for, or what comes after the last; ``interrupted``: the epochs that a break has left."""
@@ -811,13 +872,13 @@ class Engine:
         self.counters["iteration"] += 1
         if self.counters["update"] == self._epoch_began.update:
             self.counters["update"] += 1
-        self.validation.move(before, self.iterations)
-        for numbers in self.iterations.values():
+        self.validation.move(before, self.measured_at)
+        for numbers in self.measured_at.values():
             numbers.update(dict.fromkeys(numbers, self.counters["iteration"]))
 
     def _validate_last(self) -> None:
         """Validate, at the end of training, what was not validated since its last update."""
-        for name in self.schemas if self.runner.valid_interval else ():
+        for name in self.schemas if self.schedule.validating.intervals else ():
             self._validate(name, last=True)
 
     def _validate_on_request(self) -> None:
@@ -833,37 +894,32 @@ class Engine:
             return {}
         with self.context.validating(last=last):
             numbers = self._run_validation(name, last=last, asked=asked)
-        self._take(name, numbers)
+        self.take_numbers(name, numbers)
         return numbers
 
     def _run_validation(self, name: str, *, last: bool, asked: bool) -> dict[str, float]:
         """Return the numbers of a validation; the random generators stay as they are."""
-        restores = not self.alone
-        random = random_state(self._generators_in_validation()) if restores else {}
+        own = self.client.generators_in_validation() if self.client.restores_generators else None
+        random = None if own is None else random_state(own)
         # Inside a batch, or an epoch whose batches the stage creates itself, a run cannot continue.
         in_body = asked and (bool(self.work) or self._may_have_own_batches())
         waits = SHUTDOWN.postponed() if in_body else nullcontext()
         try:
-            with self._errors(name), waits:
-                keeps_best = not self.place_saved
-                return self.validation.run(self.phases[name], self._verb_validate, last=last, keeps_best=keeps_best)
+            with self.client.errors(name), waits:
+                verb, keeps_best = self.client.validator(self.evaluate), not self.place_saved
+                return self.validation.run(self.phases[name], verb, last=last, keeps_best=keeps_best)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
-            if restores:
-                restore_random_state(random, self._generators_in_validation())
+            if random and own is not None:
+                restore_random_state(random, own)
             if not self.place_saved:
                 self._save()
             self.checkpoints.finish()
             raise
         finally:
             # A validation leaves the training as it was, even if a custom loop catches its error.
-            if restores:
-                restore_random_state(random, self._generators_in_validation())
-
-    def _generators_in_validation(self) -> dict[str, Any]:
-        """The random generators that a validation puts back, beside the global ones: those of the stage too."""
-        of_stage = generators_in(self._stage)
-        return {**{f"runner.{name}": generator for name, generator in of_stage.items()}, **self.generators()}
+            if random and own is not None:
+                restore_random_state(random, own)
 
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The numbers of a phase's validation data, as the weights are now."""
@@ -873,7 +929,7 @@ class Engine:
             name = schema.dataset_name or "" if self.runner.overfit_batches else dataset
             loader = pass_loader(name, self.runner, context)
             # A Brain that trains alone is validated on its loader as it is.
-            with batches_of(loader, context["device"], in_order=not self.alone) as batches:
+            with batches_of(loader, context["device"], in_order=self.client.validates_in_order) as batches:
                 rounds = batches
                 if self.agreement:
                     # Of streams, ranks may have different numbers of batches.
@@ -887,7 +943,11 @@ class Engine:
     # What is saved and resumed.
 
     def _save(self) -> None:
-        """Save a checkpoint, while training continues."""
+        self.client.save(self.save_checkpoint)
+
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint of this moment, while training continues."""
+        self.begin()
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
         self.hooks.before_checkpoint_saved(context=self.context)
@@ -899,7 +959,7 @@ class Engine:
         validation, updates = ValidationState(**self.validation.state_dict()), self.schedule.asked_updates()
         own = {
             "passes": self.passes,
-            "iterations": self.iterations,
+            "iterations": self.measured_at,
             "asked_updates": updates,
             "epoch_began": self._epoch_began,
         }
@@ -912,16 +972,18 @@ class Engine:
                 numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
         iterations = self.iterations_of_weights()
         timed = self.schedule.time_limit.state() if self.schedule.time_limit else {}
-        more = {"engine": engine, "metrics": self.metrics, **timed}
-        self.checkpoints.save(self.counters, self.metrics, iterations, end_of_epoch=self.journal.inner is None, **more)
+        more = {"engine": engine, "metrics": self.metrics, **self.client.state(), **timed}
+        self.checkpoints.save(
+            self.client.saved_counters(), self.metrics, iterations, end_of_epoch=self.journal.inner is None, **more
+        )
         self._saved_at = self.counters["iteration"]
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
         trained: list[Any] = [training.brain for training in self._open]
-        iterations = {phase: dict(own) for phase, own in self.iterations.items()}
+        iterations = {phase: dict(own) for phase, own in self.measured_at.items()}
         for phase in self.phases.keys() & self.validation.validated.keys() & iterations.keys():
-            if self.phases[phase].brain not in trained:
+            if self.phases[phase].get("brain") not in trained:
                 reported_as = self.schemas[phase].valid_name
                 valid = [name for name in iterations[phase] if name.startswith("valid_") or reported_as(name) == name]
                 iterations[phase] |= dict.fromkeys(valid, self.counters["iteration"])
@@ -936,15 +998,15 @@ class Engine:
             what = f"{checkpoint.path}: is of another runner stage, without epochs() and batches()"
             raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
         state = checkpoint.state.engine
-        self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
+        self.metrics, self.measured_at, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self._epoch_began = state.epoch_began
         self.validation.load_state_dict(state.validation.to_tree())
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.
-            self.schedule = Schedule.of_runner(self.runner, {**self.counters, "update": state.asked_updates})
+            self.schedule = self.client.schedule({**self.counters, "update": state.asked_updates})
         for name in lacking(self.generators(), state.generators):
             what = f"{checkpoint.path}: has the state of the random generator {name}"
-            logger.warning(f"{what}, and the {'Brain and its data have' if self.alone else 'run has'} none such")
+            logger.warning(f"{what}, and this training has none such")
         for training in self.journal.load(state, self._new_pass):
             self.start(training, 0)
 
@@ -1004,6 +1066,12 @@ def _numbers_left(
             trained[number] -= 1
         else:
             yield int(number)
+
+
+def make_engine(context: Context, stage: Any) -> Engine:
+    """Return the engine of a runner stage: with its own client if it has one."""
+    own = getattr(stage, "engine_client", None)
+    return Engine(context, own() if own else Client(context, stage))
 
 
 def engine_of(context: Context) -> Engine:

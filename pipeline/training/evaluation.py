@@ -382,6 +382,11 @@ class BestTracker:
             known = no_loss(self.metric, self._reported) or one_of(self.metric, self._reported)
             raise DataError(f"keep_best watches '{self.metric}', which no validation reports{known}")
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether a validation has reported numbers."""
+        return bool(self._reported)
+
     def as_dict(self) -> dict[str, Any]:
         """The value of ``context["best"]``."""
         return {"metric": self.metric, "mode": self.mode, "value": self.value, "iteration": self.iteration}
@@ -427,7 +432,8 @@ class Validation:
         for phase in phases:
             with error_context(f"phase.{phase.name}"):
                 where = f"phase.{phase.name}.metrics"
-                self.metrics[phase.name] = build_metrics(phase.metrics, context["config"].workspace, where)
+                workspace = context["config"].workspace if phase.metrics else None
+                self.metrics[phase.name] = build_metrics(phase.metrics, workspace, where)
         keep = runner.keep_best
         self.best = BestTracker(keep.metric, keep.mode, keep.count) if keep else None
         self.validated: dict[str, int] = {}
@@ -453,6 +459,10 @@ class Validation:
             if entry["brain"] is brain and (always or not validated_now):
                 self.validated.pop(name, None)
 
+    def outdate_all(self) -> None:
+        """An iteration has changed the weights: all phases are to be validated again."""
+        self.validated.clear()
+
     def run(self, phase: Phase, verb: Verb, *, last: bool, keeps_best: bool = True) -> dict[str, float]:
         """Validate a phase with a verb of the stage; its numbers, by the names as which they are reported.
 
@@ -468,7 +478,7 @@ class Validation:
         self.running = True
         numbers = report_evaluation(self.context, phase, verb, self.schemas[phase.name].valid_name)
         self.validated[phase.name], self.running = self.counters["iteration"], False
-        for scheduler in () if last else phase.optim_schedulers.values():
+        for scheduler in () if last else (phase.get("optim_schedulers") or {}).values():
             scheduler.take_metrics(numbers)
         if self.best and keeps_best:
             if self.best.improves(phase.name, numbers, self.counters["iteration"]):

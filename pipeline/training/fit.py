@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from pipeline.checkpoint import storage
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.config.load import Config, ConfigBuilder
-from pipeline.context import Context
+from pipeline.context import Context, Phase
 from pipeline.data.batch import on_device
 from pipeline.data.loader import length, without_state
 from pipeline.distributed.world import current_world
@@ -24,10 +24,12 @@ from pipeline.run.bar_console import BarConsole
 from pipeline.run.hook_gradients import set_aside_in_hooks
 from pipeline.run.log import on_terminal
 from pipeline.run.run_context import listen, new_context
+from pipeline.training.client import Client
 from pipeline.training.engine import Engine
 from pipeline.training.evaluation import evaluate
 from pipeline.training.phase import begin_on_ranks
 from pipeline.training.run_options import RunOptions
+from pipeline.training.train_pass import TrainPass
 from pipeline.training.trainable import Computation, Stage, trainable_of
 from pipeline.training.updater import Updater, is_plain
 from pipeline.user_code.plugin_calls import register_plugins
@@ -51,6 +53,39 @@ class LoneBrain(Computation, Protocol):
 
     checkpointer: Checkpointer | None
     hparams: Any
+
+
+class FitClient(Client):
+    """A Brain that trains alone. Messages do not name its phase, which its user does not know of.
+
+    Args:
+        context: of the training.
+        saver: the Checkpointer of the Brain; None if it has none.
+    """
+
+    # As in SpeechBrain.
+    restores_generators = False
+    validates_in_order = False
+    ends_saved = True
+
+    def __init__(self, context: Context, saver: Checkpointer | None) -> None:
+        super().__init__(context)
+        self.session = saver.session if saver else None
+
+    def address(self, phase: str) -> str:
+        """Return what messages call the training."""
+        return "fit"
+
+    def errors(self, phase: str) -> AbstractContextManager[None]:
+        """Return a block whose errors stay as they are."""
+        return nullcontext()
+
+    def bind(self, training: TrainPass, phase: Phase) -> None:
+        """Do nothing: ``on_fit_start`` has prepared the Brain."""
+
+    def order_of_pass(self, rounds: int, epoch: int) -> int:
+        """Return the number of the epoch, as it was given."""
+        return epoch
 
 
 def fit(
@@ -195,7 +230,7 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
         _restore(saver, context)
     updater: Updater = context["model"][NAME]["updater"]
     updater.set_state_dict({"iteration": context["train_state"]["iteration"], "epoch": updater.state.epoch})
-    engine = Engine(context)
+    engine = Engine(context, FitClient(context, saver))
     if saver:
         # Several processes look together, when it is time.
         saver.session.begin_fit(object if engine.agreement else engine.wake)

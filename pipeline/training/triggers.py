@@ -211,6 +211,7 @@ class Schedule:
     Args:
         counters: of the training, from which the intervals count.
         epochs, max_steps, max_updates: the limits; ``NEVER`` or more: there is none.
+        time_limit: that of the time; None: there is none.
         intervals: of ``printing``, ``validating``, ``saving`` and ``exporting``; what is left out is never due.
 
     Attributes:
@@ -225,6 +226,7 @@ class Schedule:
         epochs: int = NEVER,
         max_steps: int = NEVER,
         max_updates: int = NEVER,
+        time_limit: TimeLimit | None = None,
         **intervals: Sequence[Interval],
     ) -> None:
         names = ("printing", "validating", "saving", "exporting")
@@ -232,7 +234,7 @@ class Schedule:
         self.printing, self.validating, self.saving, self.exporting = self._triggers
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
         self.epochs, self.max_steps, self.max_updates = epochs, max_steps, max_updates
-        self.time_limit: TimeLimit | None = None
+        self.time_limit = time_limit
 
     @classmethod
     def of_runner(cls, runner: RunnerSchema, counters: Mapping[str, int]) -> Schedule:
@@ -272,8 +274,14 @@ class Schedule:
         units = [unit for trigger in self._active for _, unit in trigger.intervals]
         return self.saving.asked["update"] if "update" in units else None
 
-    def limit_time(self, context: Context, resumed: LoadedCheckpoint | None) -> None:
-        """Heed the ``max_time`` of the runner from now on; ``resumed``: the checkpoint with which the run goes on."""
-        if (max_time := context["runner"].max_time) is not None:
+    def limit_time(self, max_time: str | None, context: Context, resumed: LoadedCheckpoint | None) -> None:
+        """Limit the time from now on.
+
+        Args:
+            max_time: such as ``2 hour``; None: there is no limit.
+            context: of the training.
+            resumed: the checkpoint from which it continues.
+        """
+        if max_time is not None:
             spent = resumed.state.seconds if resumed and resumed.state else None
             self.time_limit = TimeLimit(max_time, spent or 0.0, context)
