@@ -601,10 +601,16 @@ class Context(dict[str, Any]):
         """The value; a ContextError says who read a missing key and who should have written it."""
         where = self._note((key,), "read")
         if not dict.__contains__(self, key):
-            raise ContextError(self._missing(key, where))
+            raise ContextError(self.explain_missing(key, where))
         return super().__getitem__(key)
 
-    def _missing(self, key: str, where: str) -> str:
+    def explain_missing(self, key: str, where: str) -> str:
+        """Return what a ContextError says of a key that is missing.
+
+        Args:
+            key: the key.
+            where: which line has read it.
+        """
         written = ", ".join(self) or "nothing"
         owed = f" (it is {WRITERS[key]}'s to write)" if key in WRITERS else ""
         place = "here" if WRITERS.get(key) == self.stage else "in an earlier stage"
@@ -664,7 +670,7 @@ class Context(dict[str, Any]):
         """Remove a key and return its value; counts as a write."""
         where = self._note((key,), "write")
         if not default and not dict.__contains__(self, key):
-            raise ContextError(self._missing(key, where))
+            raise ContextError(self.explain_missing(key, where))
         return super().pop(key, *default)
 
     def update(self, *args: Any, **values: Any) -> None:

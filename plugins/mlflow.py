@@ -14,7 +14,7 @@ from pipeline import hookimpl
 from pipeline.config import yaml_tree
 from pipeline.context import Context
 
-from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
+from .shared.tracking import name_of_run, numbers_by_name, numbers_of_validation, resolved_config
 
 # MLflow takes so many parameters at once, and so many characters of one.
 _PARAMETERS, _CHARACTERS = 100, 6000
@@ -57,9 +57,10 @@ class MLflow:
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
         """Begin the run, or go on with it."""
-        run_dir, name = context["run_dir"], f"{context['run_dir'].name}/{context['runner_name']}"
+        run_dir, name = context["run_dir"], name_of_run(context)
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        output_dir = run_dir.parents[1]
+        # A Brain that trains alone has one folder.
+        output_dir = run_dir.parents[1] if context["runner_name"] else run_dir
         self.client = self.mlflow.MlflowClient(uri or f"sqlite:///{output_dir / 'mlflow.db'}")
         # MLflow itself would have the artifacts of such a file where one stands.
         artifacts = None if uri else str(output_dir / "mlartifacts")
@@ -74,7 +75,7 @@ class MLflow:
         for number in run.data.metrics:
             history = self.client.get_metric_history(self.run_id, number)
             self.logged[number] = max(metric.step for metric in history)
-        self._log_parameters(run_dir, run.data.params)
+        self._log_parameters(context, run.data.params)
 
     @hookimpl
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
@@ -101,13 +102,13 @@ class MLflow:
         found: str = experiment.experiment_id if experiment else self.client.create_experiment(name, artifacts)
         return found
 
-    def _log_parameters(self, run_dir: Path, logged: Mapping[str, str]) -> None:
+    def _log_parameters(self, context: Context, logged: Mapping[str, str]) -> None:
         """Log the resolved config and the run directory; ``logged``: the parameters that the run has already."""
         values = {
             _valid(address): yaml_tree.one_line(value)[:_CHARACTERS]
-            for address, value in resolved_config(run_dir).items()
+            for address, value in resolved_config(context).items()
         }
-        self.client.set_tag(self.run_id, "run_dir", str(run_dir))
+        self.client.set_tag(self.run_id, "run_dir", str(context["run_dir"]))
         for name, value in values.items():
             if logged.get(name, value) != value:
                 self.client.set_tag(self.run_id, name, value)

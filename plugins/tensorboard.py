@@ -63,7 +63,7 @@ class TensorBoard:
         writer = self.tensorboard.SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=self.flush_seconds)
         context["resources"].callback(writer.close)
         hparams = import_module("tensorboard.plugins.hparams.summary_v2")
-        writer.file_writer.add_summary(hparams.hparams_pb(_parameters(context["run_dir"])))
+        writer.file_writer.add_summary(hparams.hparams_pb(_parameters(context)))
         self.writer = writer
 
     @hookimpl
@@ -145,10 +145,10 @@ def _make_older(folder: Path, second: int) -> None:
         (folder / match[0]).rename(folder / renamed)
 
 
-def _parameters(run_dir: Path) -> dict[str, bool | int | float | str]:
+def _parameters(context: Context) -> dict[str, bool | int | float | str]:
     """The resolved config, value by address, and the run directory."""
-    values = {address: "null" if value is None else value for address, value in resolved_config(run_dir).items()}
-    return {"run_dir": str(run_dir), **values}
+    values = {address: "null" if value is None else value for address, value in resolved_config(context).items()}
+    return {"run_dir": str(context["run_dir"]), **values}
 
 
 def _summary(tag: str, path: Path) -> Any:

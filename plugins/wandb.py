@@ -14,7 +14,7 @@ from typing import Any
 from pipeline import hookimpl
 from pipeline.context import Context
 
-from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
+from .shared.tracking import name_of_run, numbers_by_name, numbers_of_validation, resolved_config
 
 
 class WandB:
@@ -67,10 +67,10 @@ class WandB:
             reinit="create_new",
             dir=str(folder),
             project=self.project or run_dir.parent.name,
-            name=f"{run_dir.name}/{runner}",
+            name=name_of_run(context),
             id=f"{run_dir.name}-{runner}-{self.plugin_name}",
             resume="allow",
-            config={"run_dir": str(run_dir), **resolved_config(run_dir)},
+            config={"run_dir": str(run_dir), **resolved_config(context)},
             settings=self.wandb.Settings(
                 silent=True, console="off", x_transaction_log_flush_interval=self.flush_seconds
             ),

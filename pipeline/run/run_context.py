@@ -20,8 +20,15 @@ from pipeline.distributed.world import World
 from pipeline.user_code.plugin_calls import hook_or_none, running_hook
 
 
-def new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
-    """Return a context with what the config and the processes decide."""
+def new_context(config: Config, settings: RunnerSchema, world: World, kind: type[Context] = Context) -> Context:
+    """Return a context with what the config and the processes decide.
+
+    Args:
+        config: the config.
+        settings: those of the runner.
+        world: the processes.
+        kind: the class of the context.
+    """
     modes = EngineMode.CLUSTER, EngineMode.LOCAL_CLUSTER
     env = copy.deepcopy(config.plain())
     phases = {phase["name"]: phase for phase in env["phase"]}
@@ -47,7 +54,7 @@ def new_context(config: Config, settings: RunnerSchema, world: World) -> Context
         "train_state": dict.fromkeys(TRAIN_STATE, 0),
         "checkpoints": {},
     }
-    return Context.for_training(values, TrainingGradients, running_hook)
+    return kind.for_training(values, TrainingGradients, running_hook)
 
 
 def listen(context: Context, resources: ExitStack) -> None:

@@ -33,6 +33,7 @@ class Client:
         validates_in_order: whether validation data come in the order of the dataset, whatever their loader does.
         ends_saved: whether each end of an epoch is validated and saved, so that nothing is left to do after the last one.
         has_passes: whether its code trains in passes; if not, it counts iterations and reads its data itself.
+        saves: whether checkpoints are saved.
         session: answers the requests for checkpoints of a Brain that trains alone; None in a run.
     """
 
@@ -40,6 +41,7 @@ class Client:
     validates_in_order = True
     ends_saved = False
     has_passes = True
+    saves = True
     session: BrainSession | None = None
 
     def __init__(self, context: Context, stage: Any = None) -> None:

@@ -56,7 +56,7 @@ class Engine:
     batch is the oldest in work leads: only when it is asked, or none leads, the engine checks what is due.
 
     Args:
-        context: after network and startup. If ``context["checkpointer"]`` is None, nothing is saved.
+        context: after network and startup.
         client: what is trained, and how.
 
     Attributes:
@@ -96,9 +96,8 @@ class Engine:
         self.over = False
         self.cut_short = False
         self.place_saved = False
-        checkpointer = cast("RunCheckpointer | None", context["checkpointer"])
-        self.store = checkpointer.store if checkpointer else None
-        self.journal = Journal(self.store.resumed if self.store else None, self._arrive)
+        self.store = cast("RunCheckpointer", context["checkpointer"]).store
+        self.journal = Journal(self.store.resumed, self._arrive)
         self.passes: dict[str, int] = {}
         self.planned = PlannedLength({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
@@ -416,7 +415,8 @@ class Engine:
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.get("optim_schedulers") or {}, context, phase.name)
         on_error, session = self.runner.on_save_error, self.client.session
-        self.checkpoints = Checkpoints(self.store, context, self.validation.best, on_error, session)
+        store = self.store if self.client.saves else None
+        self.checkpoints = Checkpoints(store, context, self.validation.best, on_error, session)
         has_exports = bool(self.runner.save_inference_interval)
         self.exporter = offered("exporters")["weight_exporter"](self.runner, context) if has_exports else None
         self._resume()
@@ -1016,7 +1016,6 @@ class Engine:
         These are the modes of the modules, and the random generators, which are restored here alone.
         """
         checkpoint = self.journal.checkpoint
-        assert self.store
         assert checkpoint
         assert checkpoint.state
         assert checkpoint.state.engine

@@ -6,14 +6,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from loguru import logger
 from rich.progress import MofNCompleteColumn, Progress
 
 from pipeline.checkpoint import storage
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.load import Config, ConfigBuilder
 from pipeline.context import Context, Phase
 from pipeline.data.batch import on_device
@@ -55,6 +58,17 @@ class LoneBrain(Computation, Protocol):
     hparams: Any
 
 
+class FitContext(Context):
+    """The context of a Brain that trains alone."""
+
+    def explain_missing(self, key: str, where: str) -> str:
+        """Return why a key is missing."""
+        if key != "run_dir":
+            return super().explain_missing(key, where)
+        what = f"context['run_dir'] was read ({where}), where plugins write"
+        return f"{what}, and the Brain has no hyperparameter output_folder; add it to its hparams"
+
+
 class FitClient(Client):
     """A Brain that trains alone. Messages do not name its phase, which its user does not know of.
 
@@ -70,6 +84,7 @@ class FitClient(Client):
 
     def __init__(self, context: Context, saver: Checkpointer | None) -> None:
         super().__init__(context)
+        self.saves = saver is not None
         self.session = saver.session if saver else None
 
     def address(self, phase: str) -> str:
@@ -180,7 +195,7 @@ def _new_context(
         ConfigError: ``profile_training`` is set, and there is no ``output_folder``.
         PluginError: a plugin does not take its arguments, or one of its hooks does not exist.
     """
-    world, [runner] = current_world(), config.runners
+    world, [runner], saver = current_world(), config.runners, brain.checkpointer
     trainable, manager = trainable_of(brain), plugin_manager()
     folder = getattr(brain.hparams, "output_folder", None)
     if folder is None and runner.profile_training:
@@ -191,7 +206,7 @@ def _new_context(
     chosen += [built_plugin(plugin, several=several) for plugin in built]
     if not world.is_main:
         chosen = [plugin for plugin in chosen if getattr(plugin.target, "every_rank", False) is True]
-    context = new_context(config, runner, world)
+    context = new_context(config, runner, world, FitContext)
     schedulers = {str(number): scheduler for number, scheduler in enumerate(trainable.schedulers)}
     entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": Updater(brain)}
     context |= {
@@ -199,7 +214,7 @@ def _new_context(
         "resources": resources,
         "device": brain.device,
         "train_state": trainable.counters,
-        "checkpointer": brain.checkpointer,
+        "checkpointer": saver or _no_checkpoints(resources),
         "hyper_parameters": vars(brain.hparams),
         "runner_name": "",
         "model": {NAME: entry},
@@ -207,17 +222,23 @@ def _new_context(
     }
     if folder is not None:
         # Where plugins write.
-        storage.make_folder(Path(folder))
-        context["run_dir"] = Path(folder)
+        context["run_dir"] = run_dir = Path(folder).absolute()
+        storage.make_folder(run_dir)
     register_plugins(chosen, manager)
     resources.callback(set_aside_in_hooks(manager, context))
     listen(context, resources)
-    if saver := brain.checkpointer:
+    if saver:
         for name, plugin in manager.list_name_plugin():
             if name not in DEFAULTS and hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
                 saver.add_recoverable(f"plugin:{name}", plugin, optional_load=True)
                 resources.callback(saver.recoverables.pop, f"plugin:{name}", None)
     return context
+
+
+def _no_checkpoints(resources: ExitStack) -> RunCheckpointer:
+    """Return a checkpointer that has no checkpoints, for plugins that look for some."""
+    folder = resources.enter_context(TemporaryDirectory(prefix="fit-"))
+    return RunCheckpointer(CheckpointStore(folder))
 
 
 def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:

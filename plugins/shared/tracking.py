@@ -30,7 +30,17 @@ def numbers_by_name(context: Context, phase: str, metrics: dict[str, float], pre
     return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
-def resolved_config(run_dir: Path) -> dict[str, Any]:
-    """Address -> value, for the resolved config of a run."""
+def name_of_run(context: Context) -> str:
+    """Return the name of the run directory and of the runner; of a Brain that trains alone, that of its output folder."""
+    run_dir, runner = context["run_dir"], context["runner_name"]
+    return f"{run_dir.name}/{runner}" if runner else str(run_dir.name)
+
+
+def resolved_config(context: Context) -> dict[str, Any]:
+    """Return address -> value for the resolved config of a run; of a Brain that trains alone, for its hyperparameters."""
+    if not context["runner_name"]:
+        hparams = {f"hyper_parameters.{name}": value for name, value in context["hyper_parameters"].items()}
+        return {name: value for name, value in hparams.items() if isinstance(value, bool | int | float | str | None)}
+    run_dir: Path = context["run_dir"]
     config = yaml_tree.parse((run_dir / "config.yaml").read_text(encoding="utf-8"), yaml_tree.DEFAULT)
     return {address: node.value for address, node in config.walk() if not isinstance(node.value, dict | list)}

@@ -284,10 +284,6 @@ class Heard:
     def on_visual(self, phase: str, tag: str, path: Path, step: int) -> None:
         self.shown.append((phase, tag, path, step))
 
-    @hookimpl
-    def after_validation(self, phase: str, metrics: dict[str, float]) -> None:
-        self.told.append((phase, metrics))
-
 
 @pytest.fixture
 def heard() -> Heard:
@@ -330,31 +326,33 @@ def test_plugins_are_told_the_mean_since_the_last_time(numbers: PluginNumbers, h
     assert heard.told == [("experiment", {"loss": 2.0}), ("experiment", {"loss": 5.0})]
 
 
-def test_the_epoch_has_the_means_of_all_and_the_numbers_of_its_validations(numbers: PluginNumbers) -> None:
+def test_the_epoch_has_the_means_of_all_its_numbers(numbers: PluginNumbers) -> None:
     for value in (1.0, 3.0, 5.0):
         numbers.add_scalar("loss", value, 1)
         numbers.print()
-    with numbers.validating():
-        numbers.add_scalar("valid_loss", 7.0, 0)
-    numbers.end_epoch()
-    assert numbers.context["metrics"] == {"experiment": {"loss": 3.0, "valid_loss": 7.0}}
+    assert numbers.of_training() == {"loss": 3.0}
     numbers.begin_epoch()
-    assert numbers.context["metrics"] == {"experiment": {}}
+    assert numbers.of_training() == {}
 
 
 def test_a_validation_has_its_own_numbers(numbers: PluginNumbers, heard: Heard) -> None:
-    numbers.add_scalar("loss", 1.0, 1)
-    with numbers.validating():
+    def valid() -> None:
         numbers.add_scalar("loss", 4.0, 0)
         numbers.add_scalar("loss", 6.0, 0)
+
+    numbers.add_scalar("loss", 1.0, 1)
+    assert numbers.of_validation(valid) == {"loss": 5.0}
     numbers.print()
-    assert heard.told == [("experiment", {"loss": 5.0}), ("experiment", {"loss": 1.0})]
+    assert heard.told == [("experiment", {"loss": 1.0})]
 
 
-def test_a_validation_that_fails_is_over(numbers: PluginNumbers, heard: Heard) -> None:
-    with pytest.raises(OverflowError), numbers.validating():
+def test_a_validation_that_fails_is_over(numbers: PluginNumbers) -> None:
+    def valid() -> None:
         raise OverflowError
-    assert (numbers.validation, heard.told) == (None, [])
+
+    with pytest.raises(OverflowError):
+        numbers.of_validation(valid)
+    assert numbers.validation is None
 
 
 def test_a_step_that_is_no_iteration_is_warned_of_once(numbers: PluginNumbers, log_lines: list[Any]) -> None:

@@ -1,0 +1,248 @@
+"""Plugins of a Brain that trains alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from pipeline import Brain, Checkpointer, Stage, hookimpl
+from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.context import Context
+from pipeline.errors import ContextError, PluginError
+from pipeline.training.trainable import trainable_of
+
+
+class Line(Brain):
+    """A linear model of one input, whose targets are 1."""
+
+    def __init__(self, rate: float = 0.1, **keywords: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__({"net": nn.Linear(1, 1)}, opt_class=lambda parameters: SGD(parameters, rate), **keywords)
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net(batch)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return nn.functional.mse_loss(predictions, torch.ones_like(batch))
+
+
+BATCHES = [torch.full((2, 1), float(number)) for number in range(3)]
+DATA = DataLoader(BATCHES, batch_size=None)  # type: ignore[arg-type]
+
+
+class Telling:
+    """Notes the hooks of two batches and a validation."""
+
+    every_rank = True
+
+    def __init__(self, events: list[Any] | None = None) -> None:
+        self.events: list[Any] = [] if events is None else events
+
+    @hookimpl
+    def before_pipeline(self, context: Context) -> None:
+        self.events.append("before_pipeline")
+
+    @hookimpl
+    def before_stage(self, name: str) -> None:
+        self.events.append(("before_stage", name))
+
+    @hookimpl
+    def before_epoch(self, context: Context) -> None:
+        self.events.append(("before_epoch", context["current_epoch"]))
+
+    @hookimpl
+    def before_pass(self, phase: str) -> None:
+        self.events.append(("before_pass", phase))
+
+    @hookimpl
+    def before_batch(self, batch: Any) -> None:
+        self.events.append(("before_batch", batch[0].item()))
+
+    @hookimpl
+    def after_batch(self, predictions: Any, losses: dict[str, Any]) -> None:
+        self.events.append(("after_batch", predictions.shape[0], [*losses]))
+
+    @hookimpl
+    def after_update(self, name: str) -> None:
+        self.events.append(("after_update", name))
+
+    @hookimpl
+    def after_pass(self, metrics: dict[str, float]) -> None:
+        self.events.append(("after_pass", [*metrics]))
+
+    @hookimpl
+    def after_validation(self, metrics: dict[str, float]) -> None:
+        self.events.append(("after_validation", [*metrics]))
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        self.events.append(("after_epoch", [*context["metrics"]["brain"]]))
+
+    @hookimpl
+    def after_stage(self, name: str) -> None:
+        self.events.append(("after_stage", name))
+
+    @hookimpl
+    def after_pipeline(self) -> None:
+        self.events.append("after_pipeline")
+
+
+def test_plugins_get_the_hooks_of_a_training() -> None:
+    plugin = Telling()
+    Line().fit(
+        [7], DataLoader(BATCHES[:2], batch_size=None), DataLoader(BATCHES[:1], batch_size=None), plugins=[plugin]
+    )
+    assert plugin.events == [
+        "before_pipeline",
+        ("before_stage", "runner"),
+        ("before_epoch", 7),
+        ("before_pass", "brain"),
+        ("before_batch", 0.0),
+        ("after_update", "0"),
+        ("after_batch", 2, ["loss"]),
+        ("before_batch", 1.0),
+        ("after_update", "0"),
+        ("after_batch", 2, ["loss"]),
+        ("after_pass", ["loss"]),
+        ("after_validation", ["loss"]),
+        ("after_epoch", ["loss", "valid_loss"]),
+        ("after_stage", "runner"),
+        "after_pipeline",
+    ]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Telling,
+        lambda events: {"class_path": Telling, "name": "telling", "args": {"events": events}},
+    ],
+)
+def test_a_plugin_is_an_object_or_what_a_config_may_have(form: Callable[[list[Any]], Any]) -> None:
+    events: list[Any] = []
+    Line().fit(range(1), DATA, plugins=[form(events)])
+    assert events.count(("after_pass", ["loss"])) == 1
+
+
+def test_an_installed_plugin_is_named() -> None:
+    # Without a step the loss of the validation never improves.
+    brain = Line(rate=0.0)
+    brain.fit(range(9), DATA, DATA, plugins=[{"early_stopping": {"patience": 2}}])
+    assert trainable_of(brain).counters["epoch"] == 3
+
+
+def test_what_plugins_write_goes_to_the_output_folder(tmp_path: Path) -> None:
+    plugin = Telling()
+    Line(hparams={"output_folder": str(tmp_path / "out")}).fit(range(2), DATA, plugins=["metric_log", plugin])
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines if line["event"] == "epoch"] == [3, 6]
+
+
+def test_a_tracker_has_the_hyperparameters(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    hparams = {"output_folder": str(tmp_path), "width": 3, "made": nn.Linear(1, 1)}
+    Line(hparams=hparams).fit(range(1), DATA, plugins=["tensorboard"])
+    [file] = (tmp_path / "tensorboard").iterdir()
+    text = file.read_bytes()
+    assert b"hyper_parameters.width" in text
+    assert b"hyper_parameters.made" not in text
+
+
+def test_without_an_output_folder_such_a_plugin_is_refused() -> None:
+    with pytest.raises(
+        ContextError, match=r"where plugins write, and the Brain has no hyperparameter output_folder; add it"
+    ):
+        Line().fit(range(1), DATA, plugins=["metric_log"])
+
+
+@pytest.mark.parametrize(
+    ("plugins", "message"),
+    [
+        (["early_stoping"], "there is no plugin 'early_stoping'; did you mean 'early_stopping'"),
+        ([{"early_stopping": {"patienc": 1}}], "unexpected keyword argument 'patienc'; its arguments are"),
+        ([SGD], "SGD has no hook; mark a method"),
+        ([object()], "object has no hook; mark a method"),
+    ],
+)
+def test_what_is_no_plugin_is_refused_before_the_first_step(plugins: list[Any], message: str) -> None:
+    brain = Line()
+    with pytest.raises(PluginError, match=message):
+        brain.fit(range(1), DATA, plugins=plugins)
+    assert trainable_of(brain).counters["iteration"] == 0
+
+
+class Counting:
+    """Counts the batches of a training, over all its parts; is killed after some."""
+
+    every_rank = True
+
+    def __init__(self, kill_at: int = 0) -> None:
+        self.kill_at = kill_at
+        self.batches = 0
+
+    @hookimpl
+    def after_batch(self) -> None:
+        self.batches += 1
+        if self.batches == self.kill_at:
+            raise KeyboardInterrupt
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.batches = state["batches"]
+
+
+def test_the_state_of_a_plugin_is_resumed(tmp_path: Path) -> None:
+    options = {"ckpt_interval_steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        Line(checkpointer=Checkpointer(tmp_path), run_opts=options).fit(range(3), DATA, plugins=[Counting(kill_at=6)])
+    saver, counting = Checkpointer(tmp_path), Counting()
+    newest = saver.newest()
+    assert newest is not None
+    assert read_checkpoint(newest).training["recoverables"] == {"plugin:Counting": {"batches": 4}}
+    Line(checkpointer=saver, run_opts=options).fit(range(3), DATA, plugins=[counting])
+    assert counting.batches == 9
+    assert saver.recoverables == {}
+
+
+def test_a_plugin_that_was_not_there_before_the_resume_starts_anew(tmp_path: Path) -> None:
+    Line(checkpointer=Checkpointer(tmp_path)).fit(range(1), DATA)
+    counting = Counting()
+    Line(checkpointer=Checkpointer(tmp_path)).fit(range(2), DATA, plugins=[counting])
+    assert counting.batches == 3
+
+
+class Stopping:
+    """Stops a training after some batches."""
+
+    every_rank = True
+
+    @hookimpl
+    def after_batch(self, context: Context) -> None:
+        if context["train_state"]["iteration"] == 5:
+            context.stop("that is enough")
+
+
+def test_a_plugin_ends_a_fit_within_an_epoch_which_is_validated_and_saved(tmp_path: Path, log_lines: list[str]) -> None:
+    brain, plugin = Line(checkpointer=Checkpointer(tmp_path)), Telling()
+    brain.fit(range(3), DATA, DATA, plugins=[Stopping(), plugin])
+    assert trainable_of(brain).counters["iteration"] == 5
+    assert [path.name for path in brain.checkpointer.all()] == ["step-000000000003", "step-000000000005"]
+    assert plugin.events.count(("after_validation", ["loss"])) == 2
+    assert "INFO training ends after iteration 5: that is enough" in [line.strip() for line in log_lines]
+
+
+def test_plugins_do_not_change_what_is_trained() -> None:
+    plain, watched = Line(), Line()
+    plain.fit(range(2), DATA, DATA)
+    watched.fit(range(2), DATA, DATA, plugins=[Telling()])
+    assert torch.equal(plain.modules.net.weight, watched.modules.net.weight)
