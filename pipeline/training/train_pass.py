@@ -169,50 +169,67 @@ class TrainPass:
         if self.trainable.averages:
             update = self._averaged(update)
         self._is_run = True
-        for batch in self._give_out(counts_first=self._is_custom):
+        for batch in self.batches():
             update(batch)
             # Free the batch before the next one is made.
             del batch
 
-    def batches(self) -> Generator[Any]:
-        """The batches, for a loop of one's own; one is done when the next is asked for."""
-        return self._give_out(counts_first=True)
+    def batches(self) -> Generator[Any]:  # noqa: PLR0912 # a method for each branch would be one more call in each step
+        """Yield each batch; it is done when the next one is requested. This is the only loop over training batches.
 
-    def _give_out(self, *, counts_first: bool) -> Generator[Any]:  # noqa: PLR0912 # a call for each branch would be one a step
-        """Yield each batch, and count it when the next one is requested. This is the only loop over training batches.
+        The whole training, of which this is the innermost loop, is::
 
-        Args:
-            counts_first: whether to count the samples before the batch is yielded, if they weigh its loss. The code that
-                trains on the batch may change it.
+            for each epoch:                               # Engine.epochs
+                plugins: before_epoch
+                for each phase:                           # Runner.train_epoch, or the code of a stage
+                    plugins: before_pass
+                    Brain.on_stage_start
+                    for each batch:                       # this method
+                        plugins: before_batch
+                        train on the batch                # Trainable.fit_batch, or the code of a loop
+                            compute the loss, and its gradients
+                            at the end of a window: step the optimizers
+                        count the batch                   # TrainPass.count_batch
+                        plugins: after_batch
+                        if something is due:              # Engine.on_due
+                            print, export, validate, save
+                            end the training at a limit, or if a signal or a plugin has requested it
+                    step the windows that are still open  # Engine.close
+                    Brain.on_stage_end
+                    plugins: after_pass
+                    validate the phase, if that is due after this epoch
+                    plugins: after_phase
+                plugins: after_epoch
+                save, if that is due after this epoch
+            validate the last weights, and save           # Engine.finish
+
         """
         engine, trainable, record, context = self.engine, self.trainable, self.trainable.record, self.engine.context
         counters, work, before = engine.counters, engine.work, engine.before_batch
         try:
             for batches in self._rounds():
-                schedulers, strategy, cursor = trainable.schedulers, trainable.strategy, self.cursor
+                schedulers, cursor = trainable.schedulers, self.cursor
+                # The code of a loop may change its batch, so the samples that weigh the loss are counted before that.
+                counts_first = (not self._is_run or self._is_custom) and trainable.weighs_batches()
                 for batch in batches:
                     self.in_round += 1
                     self.batch, self.in_batch, number = batch, True, record.number
-                    last = 0 < self._planned == self.in_round
+                    # Whoever trains on the batch fills in the record, and `count_batch` reads it.
                     record.begin(
                         batch,
                         counters["update"],
                         counters["epoch"],
-                        last=last,
+                        last=0 < self._planned == self.in_round,
                         stand_in=self.stand_in,
                         has_more=cursor.has_more,
                     )
                     if self not in work:
                         work.append(self)
                     if counts_first:
-                        if strategy is not None and strategy.average is not None:
-                            record.count_samples()
-                        for scheduler in schedulers:
-                            if scheduler.accum_grad > 1 or scheduler.strategy is not None:
-                                record.count_samples()
-                                break
+                        record.count_samples()
                     if before and not self.stand_in:
                         before(context=context, phase=self.phase, batch=batch)
+                    # Gradients that other code has left since the last window must not get into this one.
                     for scheduler in schedulers:
                         if scheduler.last_gradients >= number and not scheduler.window.batches:
                             for parameter in scheduler.parameters:
@@ -220,14 +237,15 @@ class TrainPass:
                                     self._clear_leftovers(scheduler, number)
                                     break
                     yield batch
-                    # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
+                    # The body may have started passes of its own, which end here. If it has ended the epoch, none is left.
                     if not work or work[-1] is not self:
                         engine.unwind(self)
                     if self.in_batch:
                         self.count_batch()
-                    # Free the batch before the loader is asked for the next one.
+                    # Free the batch before the loader makes the next one.
                     self.batch = None
                     del batch
+                    # One comparison in each step, whatever is scheduled.
                     if counters["iteration"] >= engine.due and not engine.on_due(self):
                         engine.close(self)
                         return

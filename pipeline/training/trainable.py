@@ -423,6 +423,11 @@ class Trainable:
         for scheduler in self.schedulers:
             scheduler.guard.reset()
 
+    def weighs_batches(self) -> bool:
+        """Return whether the loss of a batch is weighted by its samples: in a window of several batches, or on several ranks."""
+        is_averaged = self.strategy is not None and self.strategy.average is not None
+        return is_averaged or any(own.accum_grad > 1 or own.strategy is not None for own in self.schedulers)
+
     def end_pass(self) -> None:
         """Close the windows that are open, and check the losses.
 
