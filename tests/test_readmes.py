@@ -652,6 +652,19 @@ def test_the_plugin_with_a_forward_hook_reports_what_the_module_has_returned(lin
     assert context["metrics"]["line"]["valid_activation"] == pytest.approx(activation)
 
 
+def test_the_script_with_plugins_prints_logs_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(block("plugins", "python", "# script.py"), encoding="utf-8")
+    torch.manual_seed(0)
+    runpy.run_path("script.py", run_name="__main__")
+    events = [json.loads(line) for line in Path("results", "metrics.jsonl").read_text().splitlines()]
+    epochs = [event["epoch"] for event in events if event["event"] == "epoch"]
+    printed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert [int(word) for word in printed] == epochs == [*range(len(epochs))]
+
+
 OPTIONS = [
     text
     for text in blocks("plugins", "yaml")

@@ -22,7 +22,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.batch import on_device
 from pipeline.data.loader import length, without_state
 from pipeline.distributed.world import current_world
-from pipeline.errors import CheckpointError, ConfigError
+from pipeline.errors import CheckpointError, ConfigError, PluginError
 from pipeline.run.bar_console import BarConsole
 from pipeline.run.hook_gradients import set_aside_in_hooks
 from pipeline.run.log import on_terminal
@@ -111,7 +111,7 @@ def fit(
     *,
     show: bool | None = None,
     plugins: Sequence[Any] = (),
-) -> Context:
+) -> None:
     """Train a Brain; with a checkpointer, continue from the newest checkpoint.
 
     Args:
@@ -122,31 +122,31 @@ def fit(
         show: whether to show a progress bar; None: if stderr is a terminal, unless ``noprogressbar`` is set.
         plugins: as in ``Brain.fit``.
 
-    Returns:
-        The context of the training.
-
     Raises:
         CheckpointError: the checkpoints are of something else.
     """
     options, world = trainable_of(brain).options, current_world()
     shows = on_terminal() and not options.noprogressbar if show is None else show
     is_shown = bool(world.broadcast(shows))
-    with ExitStack() as resources:
+    with ExitStack() as ending, ExitStack() as resources:
         config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
         loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
         context = _new_context(brain, config, loaders, plugins, resources)
         hooks = context["hooks"]
         hooks.before_pipeline(context=context)
+        # When the resources are closed.
+        ending.callback(hooks.after_run, context=context)
         context.enter("runner")
         try:
             hooks.before_stage(name="runner", context=context)
             _train(brain, numbers, context)
             hooks.after_stage(name="runner", context=context)
         except BaseException as error:
+            context["error"] = error
             hooks.on_stage_error(name="runner", context=context, error=error)
             raise
-        hooks.after_pipeline(context=context)
-    return context
+        finally:
+            hooks.after_pipeline(context=context)
 
 
 def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins: Sequence[Any]) -> Config:
@@ -193,7 +193,7 @@ def _new_context(
 
     Raises:
         ConfigError: ``profile_training`` is set, and there is no ``output_folder``.
-        PluginError: a plugin does not take its arguments, or one of its hooks does not exist.
+        PluginError: a plugin does not take its arguments, one of its hooks does not exist, or it wraps the model.
     """
     world, [runner], saver = current_world(), config.runners, brain.checkpointer
     trainable, manager = trainable_of(brain), plugin_manager()
@@ -204,6 +204,11 @@ def _new_context(
     built = [plugin for plugin in plugins if not isinstance(plugin, str | Mapping | type)]
     chosen = load_plugins(config.tree, None, several=several)
     chosen += [built_plugin(plugin, several=several) for plugin in built]
+    if wrapping := [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]:
+        what = (
+            f"plugin '{wrapping[0]}' has the hook wrap_model, which fit does not call, since the optimizers are there"
+        )
+        raise PluginError(f"{what}; wrap the module before the Brain gets it")
     if not world.is_main:
         chosen = [plugin for plugin in chosen if getattr(plugin.target, "every_rank", False) is True]
     context = new_context(config, runner, world, FitContext)

@@ -13,6 +13,7 @@ from loguru import logger
 
 from pipeline import hookimpl
 from pipeline.context import Context
+from pipeline.errors import ConfigError
 from pipeline.run.runs import list_runs
 from pipeline.user_code.plugin_calls import HookCall
 
@@ -58,8 +59,12 @@ class Report:
         """Open the file, to be closed with the run, and watch the hooks of other plugins.
 
         Raises:
+            ConfigError: there is no run, but a Brain that trains alone.
             StorageError: the storage refuses.
         """
+        if not context.peek("runner_name"):
+            what = "report: shows a run directory, and a Brain that trains alone has none"
+            raise ConfigError(f"{what}; take it out, or train with a config")
         self.context = context
         self.file = open_lines(context.peek("run_dir") / context.peek("runner_name") / "timing.jsonl", context)
         if context.peek("device").type != "cpu":

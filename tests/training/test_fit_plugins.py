@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from pipeline import Brain, Checkpointer, Stage, hookimpl
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.context import Context
-from pipeline.errors import ContextError, PluginError
+from pipeline.errors import ConfigError, ContextError, PluginError
 from pipeline.training.trainable import trainable_of
 
 
@@ -195,6 +195,66 @@ def test_what_is_no_plugin_is_refused_before_the_first_step(plugins: list[Any], 
     with pytest.raises(PluginError, match=message):
         brain.fit(range(1), DATA, plugins=plugins)
     assert trainable_of(brain).counters["iteration"] == 0
+
+
+class Wrapping:
+    every_rank = True
+
+    @hookimpl
+    def wrap_model(self, model: Any) -> Any:
+        return model
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        (Wrapping(), "plugin 'Wrapping' has the hook wrap_model, which fit does not call"),
+        ("report", "report: shows a run directory, and a Brain that trains alone has none"),
+    ],
+)
+def test_a_plugin_that_would_do_nothing_is_refused(plugin: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises((PluginError, ConfigError), match=message):
+        Line(hparams={"output_folder": str(tmp_path)}).fit(range(1), DATA, plugins=[plugin])
+
+
+class Ending:
+    """Notes how a training ends; raises in its second batch."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+        self.batches = 0
+        self.events: list[str] = []
+
+    @hookimpl
+    def before_batch(self) -> None:
+        self.batches += 1
+        if self.fails and self.batches == 2:
+            raise OverflowError
+
+    @hookimpl
+    def after_stage(self) -> None:
+        self.events.append("after_stage")
+
+    @hookimpl
+    def on_stage_error(self, name: str, error: BaseException) -> None:
+        self.events.append(f"{name} {type(error).__name__}")
+
+    @hookimpl
+    def after_pipeline(self, context: Context) -> None:
+        self.events.append(type(context.get("error")).__name__)
+
+    @hookimpl
+    def after_run(self) -> None:
+        self.events.append("after_run")
+
+
+def test_plugins_get_the_hooks_at_the_end_of_a_fit() -> None:
+    done, failed = Ending(fails=False), Ending(fails=True)
+    Line().fit(range(1), DATA, plugins=[done])
+    with pytest.raises(OverflowError):
+        Line().fit(range(1), DATA, plugins=[failed])
+    assert done.events == ["after_stage", "NoneType", "after_run"]
+    assert failed.events == ["runner OverflowError", "OverflowError", "after_run"]
 
 
 class Counting:

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, StandardUpdater, hookimpl, stages
+from pipeline import (
+    Brain,
+    Checkpointer,
+    Context,
+    ExperimentBase,
+    GeneralTrainer,
+    RunnerBase,
+    StandardUpdater,
+    hookimpl,
+    stages,
+)
 from pipeline.data.loader import make_loader
 from pipeline.training.trainable import trainable_of
 from tests.training.conftest import linear_config, mse, table
@@ -311,3 +321,38 @@ class Criterion(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return mse(self.net(x), y)
+
+
+class DrawsBeforeItsLoop(RunnerBase):
+    """A loop whose step depends on numbers that were sampled before it, and in it."""
+
+    def run(self, context: Context) -> None:
+        before = random.random() + np.random.rand() + torch.rand(()).item()
+        context["before"] = before
+        for _ in context.epochs():
+            for batch in context.batches("line"):
+                x, y = batch
+                factor = before * (1 + random.random())
+                context["model"]["line"]["brain"].fit_batch((x * factor, y))
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
+def test_what_a_stage_samples_before_its_loop_is_the_same_after_a_resume(
+    at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = {
+        **linear_config(save_interval=1, runner_class_path=DrawsBeforeItsLoop),
+        "plugins": [*WITHOUT, Kill],
+        "output_dir": str(tmp_path),
+    }
+    monkeypatch.setattr(Kill, "at", None)
+    whole = GeneralTrainer({**config, "name": "whole"}).run()
+    monkeypatch.setattr(Kill, "at", at)
+    with pytest.raises(KilledError):
+        GeneralTrainer({**config, "name": "killed"}).run()
+    monkeypatch.setattr(Kill, "at", None)
+    resumed = GeneralTrainer({**config, "name": "killed"}, resume="auto").run()
+    assert Kill.resumed_at == at
+    assert resumed["before"] == whole["before"]
+    weights = [run["model"]["line"]["model"].weight for run in (whole, resumed)]
+    assert torch.equal(*weights)
