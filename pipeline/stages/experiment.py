@@ -283,6 +283,9 @@ class ExperimentBase(RunnerBase):
         """Close the files that setup() has opened, end the workers of its loaders, and leave the other processes."""
         for loader in vars(self).values():
             end_workers(loader)
+        if isinstance(self.visualizer, JsonLines):
+            # A second run has opened it again.
+            self.visualizer.close()
         # In a `finally`, with the error that is on its way.
         self._resources.__exit__(*sys.exc_info())
 
@@ -400,7 +403,6 @@ class ExperimentBase(RunnerBase):
                 self.resume_or_load()
             with ExitStack() as stack:
                 if self.alone:
-                    # After a first run, this one continues.
                     engine = self._engine = self._new_engine()
                     stack.enter_context(self.context.running_loop(engine))
                     stack.enter_context(engine.running())
@@ -409,6 +411,9 @@ class ExperimentBase(RunnerBase):
                 self.train()
                 self._running.finish()
                 self._warn_without_validation()
+            if self.alone:
+                # Another run continues from here, and not from the checkpoint.
+                self._store.end_resume()
         finally:
             self.close()
 
@@ -615,7 +620,7 @@ class ExperimentBase(RunnerBase):
         # An epoch had begun, and was not over.
         self._interrupted = own.in_epoch
         if self.alone:
-            self.context.restore_requests(state.stopped)
+            self.context.restore_requests(state.stopped, state.requested)
             self._store.restore_recoverables(checkpoint)
             in_folder = checkpoint.path.resolve().parent == self._store.folder.resolve()
             self._newest = self._store.path_of(self.iteration) if in_folder else None
@@ -725,11 +730,10 @@ class ExperimentBase(RunnerBase):
 
     def _evaluate(self) -> dict[str, float]:
         """Validate, and return the numbers."""
-        aside = self.context.set_gradients_aside("valid")
         schedules = self._schedules_restored() if self.context.is_last_validation else nullcontext()
 
         def valid() -> None:
-            with in_evaluation_mode(self.model), aside, self._world.alone(), schedules:
+            with in_evaluation_mode(self.model), self._world.alone(), schedules:
                 if self._world.is_main:
                     self.valid()
 

@@ -134,7 +134,7 @@ class Engine:
             StageError: an epoch is running, or a batch is in work.
             CheckpointError: the checkpoint was saved in the middle of an epoch with another number.
         """
-        self._begin_passes("epochs")
+        self._begin_calls("epochs", "read_batch, which starts the epochs")
         if self.journal.inner is not None and not self._interrupted_epochs:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
@@ -198,7 +198,7 @@ class Engine:
 
     def train_pass(self, phase: str | Phase) -> TrainPass:
         """The same as an object that trains by itself, with ``run``."""
-        self._begin_passes("batches")
+        self._begin_calls("batches", "read_batch")
         name = self._name(phase)
         if self._interrupted_epochs:
             self._settle()
@@ -217,7 +217,7 @@ class Engine:
         Raises:
             ConfigError: there is no validation data.
         """
-        self.begin()
+        self._begin_calls("validate", "context.request('validation')")
         names = [self._name(phase)] if phase is not None else list(self.validation.phases)
         for name in names or ["…"]:
             if name not in self.validation.phases:
@@ -233,10 +233,18 @@ class Engine:
             self.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
 
-    def _begin_passes(self, method: str) -> None:
+    def _begin_calls(self, method: str, instead: str) -> None:
+        """Prepare everything for a call that the journal notes.
+
+        Args:
+            method: what was called.
+            instead: what to call in an experiment, whose code would not call it again after a resume.
+
+        Raises:
+            StageError: an experiment trains.
+        """
         if not self.client.has_passes:
-            what = f"context.{method}: an experiment trains, which reads its batches itself"
-            raise StageError(f"{what}; call read_batch, or take another runner stage")
+            raise StageError(f"context.{method} was called in an experiment; call {instead}")
         self.begin()
 
     def iterations(self) -> Iterator[int]:
@@ -247,7 +255,8 @@ class Engine:
         client, counters = self.client, self.counters
         self.begin()
         client.start_iterations()
-        self._request_first_validation()
+        if not counters["iteration"]:
+            self._request_first_validation()
         self._between()
         goes_on = not self.is_over()
         while goes_on:

@@ -714,6 +714,17 @@ def test_object_that_is_made_late_is_refused(made: Made) -> None:
         made(Late).run()
 
 
+def test_a_second_run_continues_where_the_first_has_ended_also_if_that_was_resumed(made: Made) -> None:
+    first = made()
+    first.run()
+    second = made(max_iteration=9)
+    second.run()
+    second.config.training._values["max_iteration"] = 14
+    second.run()
+    assert second.iteration == 14
+    assert equal(second.model.state_dict(), loop(14))
+
+
 def test_one_that_is_through_says_so_and_writes_nothing(made: Made, log_lines: list[str]) -> None:
     made(Noisy, **NOISY).run()
     before = {path: path.stat().st_mtime_ns for path in Path("out/checkpoints").rglob("*")}
@@ -1000,3 +1011,35 @@ def test_epoch_that_a_limit_cut_short_does_not_begin_again() -> None:
     GeneralTrainer(chosen, resume=path).run()
     told = [event[:2] for event in Recorder.events if "epoch" in event[0]]
     assert told == [("after_epoch", 6)]
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (
+            lambda context: context.batches("experiment"),
+            r"context.batches was called in an experiment; call read_batch",
+        ),
+        (lambda context: context.epochs(), r"context.epochs was called in an experiment; call read_batch, which"),
+        (lambda context: context.validate(), r"context.validate was .*; call context.request\('validation'\)"),
+    ],
+)
+def test_calls_of_a_loop_are_refused_in_an_experiment(call: Callable[[Context], Any], instead: str) -> None:
+    class Calling(Line):
+        def train_batch(self) -> None:
+            call(self.context)
+
+    with pytest.raises(StageError, match=instead):
+        GeneralTrainer({**config(Calling, max_steps=2), "name": "calling"}).run()
+
+
+def test_a_save_within_an_iteration_waits_for_its_end() -> None:
+    class Saving(Line):
+        def train_batch(self) -> None:
+            if self.iteration == 2:
+                self.context.save()
+            super().train_batch()
+
+    context = GeneralTrainer({**config(Saving, max_steps=4, save_interval=None), "name": "saving"}).run()
+    assert [path.name for path in context["checkpointer"].all()] == ["step-000000000002", "step-000000000004"]
+    assert equal(context["model"]["experiment"]["model"].state_dict(), loop(4))
