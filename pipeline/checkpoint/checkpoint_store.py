@@ -227,10 +227,10 @@ class CheckpointStore:
         self._hidden |= hidden.keys()
 
     def restore(self, context: Context, check: Callable[[LoadedCheckpoint], None] | None = None) -> None:
-        """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
+        """Restore the newest valid checkpoint: weights, optimizers, counters, recoverables.
 
-        The trainer calls this once, before the runner stage, when a run is resumed; the engine takes what is its own from
-        ``resumed``, which is None if there was none.
+        This is called once, before a resumed training starts. The engine takes its own state and the random generators from
+        ``resumed``, which is None if there was no checkpoint.
 
         Args:
             context: of the training.

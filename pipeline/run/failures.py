@@ -46,8 +46,8 @@ def reporting(run: Run) -> Iterator[None]:
         if not run.failure:
             headline = f"between two runners: {error or type(error).__name__}"
             log_error(error, headline)
-            _best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
-            _best_effort("the last lines", run.report_end, None, error)
+            best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
+            best_effort("the last lines", run.report_end, None, error)
             run.call_after_run()
         raise
 
@@ -59,7 +59,7 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
     with SHUTDOWN.defer(lambda: None):
         context, stage, hooks = runner.context, runner.context.stage, runner.hooks
         runner.restore_protected()
-        _best_effort("the description of the batch", _describe_batch, error, runner)
+        best_effort("the description of the batch", _describe_batch, error, runner)
         headline = describe(error, stage, runner)
         # First of all: the others are waiting for this process.
         failure = run.report_failure(error, exit_code(error), headline)
@@ -71,20 +71,20 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         context.enter("trainer")
         context["error"] = error
         if isinstance(error, StoppedError | KeyboardInterrupt) and (number := SHUTDOWN.requested):
-            _best_effort("on_signal", lambda: hooks.on_signal(context=context, signal=number))
+            best_effort("on_signal", lambda: hooks.on_signal(context=context, signal=number))
         if stage != "trainer":
-            _best_effort("on_stage_error", lambda: hooks.on_stage_error(name=stage, context=context, error=error))
+            best_effort("on_stage_error", lambda: hooks.on_stage_error(name=stage, context=context, error=error))
         if stage != "terminal" and not runner.completed and hasattr(runner.classes["terminal"], "abort"):
-            _best_effort("abort", lambda: runner.build("terminal").abort(context, error))
+            best_effort("abort", lambda: runner.build("terminal").abort(context, error))
         if not runner.completed:
-            _best_effort("after_pipeline", lambda: hooks.after_pipeline(context=context))
-        _best_effort("closing the resources", runner.resources.close)
+            best_effort("after_pipeline", lambda: hooks.after_pipeline(context=context))
+        best_effort("closing the resources", runner.resources.close)
         # Storage that has refused before refuses this as well, which is said once.
         level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-        _best_effort("context.json", run.write_accesses, level=level)
+        best_effort("context.json", run.write_accesses, level=level)
         reason = headline if is_first else str(failure)
-        _best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
-        _best_effort("the last lines", run.report_end, runner, error)
+        best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
+        best_effort("the last lines", run.report_end, runner, error)
         run.call_after_run()
 
 
@@ -153,7 +153,15 @@ def log_error(error: BaseException, headline: str, level: str = "ERROR") -> None
     user_error.with_traceback(whole)
 
 
-def _best_effort(what: str, act: Callable[..., object], *arguments: Any, level: str = "ERROR") -> None:
+def best_effort(what: str, act: Callable[..., object], *arguments: Any, level: str = "ERROR") -> None:
+    """Do something after a failure. If that fails too, log it, since the first error is the one that counts.
+
+    Args:
+        what: what messages call it.
+        act: does it.
+        arguments: its arguments.
+        level: of the log line of an error that is expected.
+    """
     try:
         act(*arguments)
     except PipelineError as second:

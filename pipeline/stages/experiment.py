@@ -7,7 +7,7 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -44,6 +44,7 @@ from pipeline.distributed.world import SINGLE, World, current_world, joined, lau
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.exclusive import exclusive
 from pipeline.run.log import StandardLogger
+from pipeline.signals import ExitError
 from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
@@ -135,6 +136,8 @@ class ExperimentBase(RunnerBase):
         # How many epochs are over, if this iteration has ended one.
         self._ended: int | None = None
         self._planned: tuple[Any, ...] = ()
+        # Whether it was run before, by hand.
+        self._has_run = False
         self._newest: Path | None = None
         self._begun: Mapping[str, Any] = {}
         # Also where the user's code calls it.
@@ -192,7 +195,6 @@ class ExperimentBase(RunnerBase):
         self.dump_config()
         experiment_config.freeze(self.config)
         self._numbers = PluginNumbers(self.context, self.output_dir)
-        self._numbers.begin_epoch()
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
@@ -218,7 +220,7 @@ class ExperimentBase(RunnerBase):
 
     def _new_engine(self) -> Engine:
         """Return the engine that trains: the run's, or by hand a new one."""
-        running = self.context.loop
+        running = None if self.alone else self.context.loop
         return running if isinstance(running, Engine) else Engine(self.context, self.engine_client())
 
     @property
@@ -401,21 +403,31 @@ class ExperimentBase(RunnerBase):
                 self._go_on(self._store.resumed)
             elif not self._loaded:
                 self.resume_or_load()
-            with ExitStack() as stack:
-                if self.alone:
-                    engine = self._engine = self._new_engine()
-                    stack.enter_context(self.context.running_loop(engine))
-                    stack.enter_context(engine.running())
-                stack.enter_context(supervise_workers())
+            with self._blocks(), suppress(ExitError):
                 self._running.begin()
+                self._has_run = True
                 self.train()
                 self._running.finish()
                 self._warn_without_validation()
-            if self.alone:
+        finally:
+            if self.alone and self._engine:
                 # Another run continues from here, and not from the checkpoint.
                 self._store.end_resume()
-        finally:
             self.close()
+
+    @contextmanager
+    def _blocks(self) -> Iterator[None]:
+        """The blocks around a training; the trainer has entered most of those of a stage."""
+        with ExitStack() as stack:
+            if self.alone:
+                before = self._running
+                engine = self._engine = self._new_engine() if self._has_run else before
+                stack.enter_context(self.context.running_loop(engine))
+                stack.enter_context(engine.running())
+                if self._has_run:
+                    engine.adopt(before)
+            stack.enter_context(supervise_workers())
+            yield
 
     @property
     def _running(self) -> Engine:
@@ -580,6 +592,9 @@ class ExperimentBase(RunnerBase):
             checkpoint = reader.read_checkpoint(Path(path)) if path else self._store.newest_valid()
             if checkpoint:
                 self._go_on(checkpoint)
+                # Which restores the numbers and the random generators, also for code that does not call ``run``.
+                self._engine = self._new_engine()
+                self._engine.begin()
                 logger.info(f"going on after iteration {self.iteration}, from {checkpoint.path}")
             elif isinstance(self.visualizer, JsonLines):
                 # Without a checkpoint it begins again, and so do its numbers.
@@ -692,7 +707,7 @@ class ExperimentBase(RunnerBase):
             saving=experiment_config.intervals(self.config, "save_interval"),
         )
         self._planned = self._in_config()
-        engine.plan(schedule)
+        engine.set_schedule(schedule)
 
     def _in_config(self) -> tuple[Any, ...]:
         training = self.config.training
@@ -706,7 +721,7 @@ class ExperimentBase(RunnerBase):
             self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
         if not self._cursor.taken and self._cursor.epoch <= 0:
             self._refuse_epochs_without_end()
-        if self._cursor.taken and self._cursor.over():
+        if self._has_read_epoch():
             self._ended = self._cursor.epoch + 1
             self._report_length()
         if self.alone and self._in_config() != self._planned:
@@ -767,6 +782,10 @@ class ExperimentBase(RunnerBase):
             valid()
         finally:
             restore_random_state(random, self._generators())
+
+    def _has_read_epoch(self) -> bool:
+        """Return whether all batches of the running epoch were read."""
+        return bool(self._cursor.taken) and self._cursor.over()
 
     def _place_in_epoch(self) -> str | None:
         """Return where in an epoch the training is; None if no epoch is running."""
@@ -896,6 +915,14 @@ class ExperimentClient(Client):
     def state(self) -> dict[str, Any]:
         """Return what else a checkpoint keeps."""
         return self._experiment._state()
+
+    def no_numbers(self) -> dict[str, dict[str, Any]]:
+        """Return the numbers of an epoch that starts."""
+        return {PHASE: {}}
+
+    def has_read_epoch(self) -> bool:
+        """Return whether all batches of the running epoch were read."""
+        return self._experiment._has_read_epoch()
 
     def current_epoch(self) -> int | None:
         """Return the number of the epoch that continues."""

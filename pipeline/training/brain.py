@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from inspect import Parameter
@@ -246,7 +246,7 @@ class Brain:
         progressbar: bool | None = None,
         train_loader_kwargs: Mapping[str, Any] | None = None,
         valid_loader_kwargs: Mapping[str, Any] | None = None,
-        plugins: Sequence[Any] = (),
+        plugins: Iterable[Any] = (),
     ) -> None:
         """Train, without a config. Under torchrun the processes share the work, see ``pipeline/distributed/README.md``.
 

@@ -142,6 +142,10 @@ class Client:
 
     # What trains without passes. The engine calls the following around its iterations.
 
+    def no_numbers(self) -> dict[str, dict[str, Any]]:
+        """Return the numbers of an epoch that starts."""
+        return {}
+
     def current_epoch(self) -> int | None:
         """Return the number of the epoch that continues after a resume; None: the engine knows it."""
         return None
@@ -150,8 +154,17 @@ class Client:
         """Say what is due when, and start an epoch or continue one."""
 
     def after_iteration(self) -> int | None:
-        """Count what an iteration has done, and return how many epochs are over, if it has ended one."""
+        """Count what an iteration has done.
+
+        Returns:
+            How many epochs are over, if it has read the last batch of one; the code may have started the next one already.
+            None if it has not.
+        """
         return None
+
+    def has_read_epoch(self) -> bool:
+        """Return whether all batches of the running epoch were read."""
+        return False
 
     def print_numbers(self) -> None:
         """Give the plugins the numbers since the last time."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from loguru import logger
 
@@ -75,7 +75,7 @@ class Engine:
         journal: what the stage has called; after a resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         measured_at: phase -> name -> the iteration of which that number is.
-        planned: for which length of the training the runner stage has planned schedules.
+        planned_length: the length of the training for which the runner stage has planned schedules.
         passes: phase -> how many rounds over its data were started.
     """
 
@@ -99,7 +99,7 @@ class Engine:
         self.store = cast("RunCheckpointer", context["checkpointer"]).store
         self.journal = Journal(self.store.resumed, self._arrive)
         self.passes: dict[str, int] = {}
-        self.planned = PlannedLength({}, {})
+        self.planned_length = PlannedLength({}, {})
         self.metrics: dict[str, dict[str, Any]] = {}
         self.measured_at: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
@@ -117,8 +117,9 @@ class Engine:
         self._due_since = 0
         # The iteration of the last checkpoint.
         self._saved_at = self.counters["iteration"]
-        # Whether an iteration without a pass is running, and whether ``finish`` was called.
-        self._in_iteration = self._finished = False
+        # Whether the block of ``running`` was entered, whether an iteration without a pass is running, and whether the training
+        # has ended.
+        self._is_running = self._in_iteration = self._finished = False
 
     # What a stage calls.
 
@@ -172,7 +173,7 @@ class Engine:
 
     def forget_numbers(self) -> None:
         """Forget the numbers of the epoch before."""
-        self.metrics, self.measured_at = {}, {}
+        self.metrics, self.measured_at = self.client.no_numbers(), {}
         self.context["metrics"] = self.metrics
 
     @property
@@ -257,6 +258,8 @@ class Engine:
         client.start_iterations()
         if not counters["iteration"]:
             self._request_first_validation()
+        # What several processes have requested counts from here on.
+        self.is_over()
         self._between()
         goes_on = not self.is_over()
         while goes_on:
@@ -270,10 +273,18 @@ class Engine:
             if ended is not None or counters["iteration"] >= self.due:
                 goes_on = self._do_due(None, ended)
 
-    def plan(self, schedule: Schedule) -> None:
-        """Take another schedule, and check after this iteration what is due."""
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Take another schedule, whose limits may be higher, and check after this iteration what is due."""
         self.schedule = schedule
+        self.over = self.cut_short = self.place_saved = False
         self.wake()
+
+    def adopt(self, before: Engine) -> None:
+        """Continue with the numbers and the validations of another engine, which has trained the same before."""
+        self.begin()
+        self.metrics, self.measured_at = before.metrics, before.measured_at
+        self.context["metrics"] = self.metrics
+        self.validation.load_state_dict(before.validation.state_dict())
 
     def wake(self) -> None:
         """Check after the current iteration what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
@@ -359,7 +370,7 @@ class Engine:
             return
         if self.place_saved:
             if ending:
-                self.checkpoints.end_run()
+                self._end_run()
             return
         is_best = best is not None and best.deserves_checkpoint(self.counters["iteration"])
         due = due or is_best or CHECKPOINT in self.context.requests
@@ -368,7 +379,12 @@ class Engine:
         self._save()
         # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
         if exit_requested(self.context):
-            self.checkpoints.end_run()
+            self._end_run()
+
+    def _end_run(self) -> NoReturn:
+        """End the run, as was requested: nothing is left to do at its end."""
+        self._finished = True
+        self.checkpoints.end_run()
 
     def plan_schedules(self, own: str) -> None:
         """Say to each schedule that asks how long the training is, how long it is.
@@ -379,7 +395,7 @@ class Engine:
         Raises:
             ConfigError: as of ``phase.plan_schedules``.
         """
-        self.planned = plan_schedules(self.runner, list(self.schemas.values()), self.context, own)
+        self.planned_length = plan_schedules(self.runner, list(self.schemas.values()), self.context, own)
 
     # What the session calls.
 
@@ -388,6 +404,9 @@ class Engine:
         """Around the stage: in the end, what it began is ended; after a failure, it is closed."""
         with ExitStack() as stack:
             stack.push(self._close)
+            self._is_running = True
+            if self.in_use:
+                self._defer()
             with suppress(ExitError):
                 yield
                 self.finish()
@@ -431,10 +450,9 @@ class Engine:
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
             self.schedule.limit_time(self.runner.max_time, context, self.journal.checkpoint)
-        context["metrics"] = self.metrics
-        if self.agreement:
-            self.resources.enter_context(self.agreement.ruling())
-        self.resources.enter_context(SHUTDOWN.defer(self.wake))
+        context["metrics"] = self.metrics = self.metrics or self.client.no_numbers()
+        if self._is_running:
+            self._defer()
         # That of the last epoch, in case none is left.
         own = self.client.current_epoch()
         context["current_epoch"] = (
@@ -445,10 +463,17 @@ class Engine:
         self.look_ahead()
         if self.journal.checkpoint:
             self.hooks.on_resume(context=context)
-        self._request_first_validation()
-        if not self.client.has_passes:
+        if self.client.has_passes:
+            self._request_first_validation()
+        else:
             # It makes no calls that would have to be repeated.
             self.journal.arrive_after_last_call()
+
+    def _defer(self) -> None:
+        """Have signals and requests wait for the end of a step, until the training ends."""
+        if self.agreement:
+            self.resources.enter_context(self.agreement.ruling())
+        self.resources.enter_context(SHUTDOWN.defer(self.wake))
 
     def _request_first_validation(self) -> None:
         """Request a validation before the first step, if the intervals say so; a training that is interrupted in it keeps the request."""
@@ -530,7 +555,7 @@ class Engine:
         self.client.bind(training, own)
         checkpoint, count = self.journal.checkpoint, len(own.optim_schedulers)
         if checkpoint and training.state and len(training.state.discarded) != count:
-            where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
+            where = f"{checkpoint.path}: engine: the pass over '{training.phase}'"
             raise CheckpointError(f"{where} is not of {count} optim_schedulers; use another checkpoint")
         self._open[training] = time.perf_counter(), self.counters["samples"]
         if training.state is None:
@@ -549,8 +574,8 @@ class Engine:
         phase, count = training.phase, training.in_round
         if batches and count != batches:
             self.true_lengths[phase] = count
-        steps = self.planned.steps.get(phase)
-        expected = batches if steps is None else self.planned.batches[phase]
+        steps = self.planned_length.steps.get(phase)
+        expected = batches if steps is None else self.planned_length.batches[phase]
         if not expected or count == expected or phase in self._warned:
             return
         self._warned.add(phase)
@@ -589,7 +614,7 @@ class Engine:
 
         Args:
             training: the pass that leads; None if the code creates or reads its batches itself.
-            ended: how many epochs are over, if the iteration has ended one and this says it.
+            ended: how many epochs are over, if an iteration without a pass has read the last batch of one.
         """
         self._due_since = 0
         due = self._look(ended)
@@ -612,7 +637,7 @@ class Engine:
             for name in [training.phase] if training else self.validation.phases:
                 self._validate(name)
         over = self.is_over()
-        if ended is not None:
+        if self.client.has_read_epoch():
             if over:
                 self._validate_last()
             self.client.end_epoch(cut_short=False)
@@ -632,7 +657,8 @@ class Engine:
             ended: as in ``_do_due``.
         """
         printing, validating, saving, exporting = self.schedule.due(self.counters)
-        saving = saving or self.checkpoints.are_requested()
+        # At the end of an epoch they are answered by the save that comes then.
+        saving = saving or (self.journal.inner is not None and self.checkpoints.are_requested())
         if self.agreement:
             looked = self.agreement.look(self.counters["iteration"], printing, validating, saving, exporting)
             # What was requested has set the next iteration to 0.
@@ -908,8 +934,8 @@ class Engine:
 
     def _run_validation(self, name: str, *, last: bool, asked: bool) -> dict[str, float]:
         """Return the numbers of a validation; the random generators stay as they are."""
-        own = self.client.generators_in_validation() if self.client.restores_generators else None
-        random = None if own is None else random_state(own)
+        own = self.client.generators_in_validation()
+        random = random_state(own)
         # Inside a batch, or an epoch whose batches the stage creates itself, a run cannot continue.
         in_body = asked and (bool(self.work) or self._may_have_own_batches())
         waits = SHUTDOWN.postponed() if in_body else nullcontext()
@@ -918,16 +944,15 @@ class Engine:
                 verb, keeps_best = self.client.validator(self.evaluate), not self.place_saved
                 return self.validation.run(self.phases[name], verb, last=last, keeps_best=keeps_best)
         except (StoppedError, KeyboardInterrupt):
-            # A resumed run makes the whole validation again.
-            if random and own is not None:
-                restore_random_state(random, own)
+            # A resumed training makes the whole validation again.
+            restore_random_state(random, own)
             if not self.place_saved:
                 self._save()
             self.checkpoints.finish()
             raise
         finally:
             # A validation leaves the training as it was, even if a custom loop catches its error.
-            if random and own is not None:
+            if self.client.restores_generators:
                 restore_random_state(random, own)
 
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
@@ -1065,7 +1090,7 @@ def _numbers_left(
             yield counters["epoch"]
         return
     trained = Counter(call.epochs)
-    left = iter(numbers)
+    left = map(int, numbers)
     while len(call.epochs) < end - call.first:
         number = next(left, None)
         if number is None:
@@ -1073,7 +1098,7 @@ def _numbers_left(
         if trained[number]:
             trained[number] -= 1
         else:
-            yield int(number)
+            yield number
 
 
 def make_engine(context: Context, stage: Any) -> Engine:

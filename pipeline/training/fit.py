@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from pipeline.data.loader import length, without_state
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, PluginError
 from pipeline.run.bar_console import BarConsole
+from pipeline.run.failures import best_effort
 from pipeline.run.hook_gradients import set_aside_in_hooks
 from pipeline.run.log import on_terminal
 from pipeline.run.run_context import listen, new_context
@@ -110,7 +112,7 @@ def fit(
     valid: Any = None,
     *,
     show: bool | None = None,
-    plugins: Sequence[Any] = (),
+    plugins: Iterable[Any] = (),
 ) -> None:
     """Train a Brain; with a checkpointer, continue from the newest checkpoint.
 
@@ -128,25 +130,37 @@ def fit(
     options, world = trainable_of(brain).options, current_world()
     shows = on_terminal() and not options.noprogressbar if show is None else show
     is_shown = bool(world.broadcast(shows))
+    plugins = _listed(plugins)
     with ExitStack() as ending, ExitStack() as resources:
         config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
         loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
         context = _new_context(brain, config, loaders, plugins, resources)
         hooks = context["hooks"]
-        hooks.before_pipeline(context=context)
         # When the resources are closed.
         ending.callback(hooks.after_run, context=context)
-        context.enter("runner")
         try:
+            hooks.before_pipeline(context=context)
+            context.enter("runner")
             hooks.before_stage(name="runner", context=context)
             _train(brain, numbers, context)
             hooks.after_stage(name="runner", context=context)
         except BaseException as error:
             context["error"] = error
-            hooks.on_stage_error(name="runner", context=context, error=error)
+            best_effort("on_stage_error", partial(hooks.on_stage_error, name="runner", context=context, error=error))
+            best_effort("after_pipeline", partial(hooks.after_pipeline, context=context))
             raise
-        finally:
-            hooks.after_pipeline(context=context)
+        hooks.after_pipeline(context=context)
+
+
+def _listed(plugins: Iterable[Any]) -> list[Any]:
+    """Return the plugins as a list.
+
+    Raises:
+        PluginError: they are one plugin.
+    """
+    if isinstance(plugins, str | Mapping) or not isinstance(plugins, Iterable):
+        raise PluginError(f"fit: plugins is {plugins!r:.80}; write a list of plugins")
+    return list(plugins)
 
 
 def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins: Sequence[Any]) -> Config:
@@ -176,8 +190,11 @@ def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins:
     }
     phase = {"name": NAME, "dataset_name": TRAIN, "valid_dataset_name": VALID if is_validated else None}
     named = [plugin for plugin in plugins if isinstance(plugin, str | Mapping | type)]
-    own: list[dict[str, Any]] = [{"progress_bar": {"live": True}}] if is_shown else []
-    if not any(plugin == "metric_log" or (isinstance(plugin, Mapping) and "metric_log" in plugin) for plugin in named):
+    names = {name for plugin in named for name in (plugin if isinstance(plugin, Mapping) else [plugin])}
+    own: list[dict[str, Any]] = []
+    if is_shown and "progress_bar" not in names:
+        own.append({"progress_bar": {"live": True}})
+    if "metric_log" not in names:
         # It needs a run directory.
         own.append({"metric_log": False})
     builder = ConfigBuilder({"runner": [runner], "phase": [phase], "plugins": [*own, *named]})
@@ -226,9 +243,10 @@ def _new_context(
         "dataset": dict(loaders),
     }
     if folder is not None:
-        # Where plugins write.
         context["run_dir"] = run_dir = Path(folder).absolute()
-        storage.make_folder(run_dir)
+        if plugins or runner.profile_training:
+            with storage.storing(run_dir, "set the hyperparameter output_folder"):
+                storage.make_folder(run_dir)
     register_plugins(chosen, manager)
     resources.callback(set_aside_in_hooks(manager, context))
     listen(context, resources)
@@ -269,8 +287,9 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
             training = engine.train_pass(NAME)
             training.run(training.custom(brain.fit_batch, "fit_batch") if is_own else trainable.fit_batch)
     if not count:
-        done, updates = context["train_state"]["epoch"], context["train_state"]["update"]
-        logger.info(f"fit: nothing is left to train; {done} epochs and {updates} updates are done")
+        done, updates, why = context["train_state"]["epoch"], context["train_state"]["update"], context.stop_reason
+        stopped = f", and it was stopped: {why}" if why else ""
+        logger.info(f"fit: nothing is left to train; {done} epochs and {updates} updates are done{stopped}")
 
 
 def _restore(saver: Checkpointer, context: Context) -> None:
@@ -281,8 +300,10 @@ def _restore(saver: Checkpointer, context: Context) -> None:
     """
 
     def check(checkpoint: LoadedCheckpoint) -> None:
-        state = checkpoint.state if checkpoint.weights.keys() == {NAME} else None
-        if state is None or state.engine is None:
+        engine = checkpoint.state.engine if checkpoint.state else None
+        # A run may have a phase of this name, but it gives its epochs no numbers.
+        of_fit = engine and any(entry.epochs is not None for entry in engine.outer)
+        if checkpoint.weights.keys() != {NAME} or not of_fit:
             what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
             raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
         saver.session.refuse_lacking(checkpoint)

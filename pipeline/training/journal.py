@@ -91,7 +91,7 @@ class Journal:
 
         Args:
             leader: the pass that is asked for a batch, and goes on from here; None: none is.
-            more: what else a EngineState has.
+            more: what else an EngineState has.
         """
         for entries in (self.outer, self.inner or []):
             entries[:] = [

@@ -411,7 +411,7 @@ class Trainable:
         """Reset the modes and the numbers of the last pass.
 
         Args:
-            keeps_outputs: whether a metric needs what each batch was trained with.
+            keeps_outputs: whether a plugin or a metric needs what each batch was trained with.
         """
         self._begin_modes()
         self.keeps_outputs = self.keeps_outputs or keeps_outputs

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -1043,3 +1043,158 @@ def test_a_save_within_an_iteration_waits_for_its_end() -> None:
     context = GeneralTrainer({**config(Saving, max_steps=4, save_interval=None), "name": "saving"}).run()
     assert [path.name for path in context["checkpointer"].all()] == ["step-000000000002", "step-000000000004"]
     assert equal(context["model"]["experiment"]["model"].state_dict(), loop(4))
+
+
+class Epochs:
+    """Notes where epochs start and end."""
+
+    events: ClassVar[list[tuple[str, int, int]]] = []
+
+    @hookimpl
+    def before_epoch(self, context: Context) -> None:
+        Epochs.events.append(("before", context["current_epoch"], context["train_state"]["iteration"]))
+        assert "experiment" in context["metrics"]
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        Epochs.events.append(("after", context["train_state"]["epoch"], context["train_state"]["iteration"]))
+
+
+class Pairs(Line):
+    """Trains on two batches in an iteration; an epoch has three."""
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        super().train_batch()
+
+
+def test_an_iteration_that_reads_beyond_an_epoch_leaves_the_next_one_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Epochs, "events", [])
+    chosen = config(Pairs, save_interval="1 epoch", valid_interval="1 epoch")
+    chosen["plugins"].append(Epochs)
+    chosen["runner"][0]["max_steps"] = 4
+    GeneralTrainer({**chosen, "name": "pairs"}).run()
+    # The second iteration reads the last batch of an epoch and the first of the next, the third the other two.
+    assert Epochs.events == [("before", 0, 0), ("after", 1, 1), ("before", 1, 1), ("after", 2, 3), ("before", 2, 3)]
+
+
+def test_a_limit_that_comes_after_such_an_iteration_leaves_it_open_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Epochs, "events", [])
+    chosen = config(Pairs)
+    chosen["plugins"].append(Epochs)
+    chosen["runner"][0]["max_steps"] = 2
+    GeneralTrainer({**chosen, "name": "pairs"}).run()
+    chosen["runner"][0]["max_steps"] = 3
+    GeneralTrainer({**chosen, "name": "pairs"}, resume="auto").run()
+    starts = [event for event in Epochs.events if event[0] == "before"]
+    assert starts == [("before", 0, 0), ("before", 1, 1)]
+
+
+class Own(SimpleNamespace):
+    """A config whose training may change."""
+
+
+def changeable(cls: type[Line], output: str, **training: Any) -> tuple[Any, Own]:
+    """An experiment by hand that is set up, and its config."""
+    asked = Own(training=Own(**{"max_iteration": 7, "valid_interval": None, "save_interval": None, **training}))
+    experiment = cls(asked, SimpleNamespace(device="cpu", nprocs=1, output=output, checkpoint_path=None))
+    experiment.setup()
+    return experiment, asked
+
+
+def test_a_train_of_ones_own_may_train_in_parts() -> None:
+    class Parts(Line):
+        def train(self) -> None:
+            for limit in (4, 8):
+                self.config.training.max_iteration = limit
+                super().train()
+
+    experiment, _ = changeable(Parts, "out", save_interval=2)
+    experiment.run()
+    assert steps(Path("out/checkpoints")) == [2, 4, 6, 8]
+    assert equal(experiment.model.state_dict(), loop(8))
+
+
+def test_a_run_that_was_interrupted_may_be_run_again() -> None:
+    class Interrupted(Line):
+        at = 5
+
+        def train_batch(self) -> None:
+            if self.iteration == self.at:
+                raise KeyboardInterrupt
+            super().train_batch()
+
+    experiment, _ = changeable(Interrupted, "out", save_interval=3, valid_interval=3)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    experiment.at = 0
+    # The iteration that was interrupted has read no batch.
+    experiment.run()
+    assert steps(Path("out/checkpoints")) == [3, 6, 7]
+    assert experiment.validated == [3, 6, 7]
+    assert equal(experiment.model.state_dict(), loop(7))
+
+
+class Random(Line):
+    """Each step depends on a random number."""
+
+    def train_batch(self) -> None:
+        x, y = self.read_batch()
+        loss = mse(self.model(x), y) * torch.rand(())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+class ResumesInTrain(Random):
+    def train(self) -> None:
+        self.resume_or_load()
+        super().train()
+
+
+class ResumesInRun(Random):
+    """As Parakeet's own ``run``."""
+
+    def run(self, context: Context | None = None) -> None:
+        self.resume_or_load()
+        self.train()
+        self.save()
+
+
+class ByHand(Random):
+    def run(self, context: Context | None = None) -> None:
+        self.resume_or_load()
+        while self.iteration < self.config.training.max_iteration:
+            self.iteration += 1
+            self.train_batch()
+        self.save()
+
+
+@pytest.mark.parametrize("cls", [ResumesInTrain, ResumesInRun, ByHand])
+def test_resume_or_load_restores_the_random_generators_wherever_it_is_called(cls: type[Line]) -> None:
+    def trained(output: str, limit: int, seed: int) -> Mapping[str, Tensor]:
+        experiment, _ = changeable(cls, output, max_iteration=limit, save_interval=4)
+        torch.manual_seed(seed)
+        experiment.run()
+        experiment.close()
+        return dict(experiment.model.state_dict())
+
+    whole = trained("whole", 8, 5)
+    trained("parts", 4, 5)
+    assert equal(trained("parts", 8, 6), whole)
+
+
+def test_code_after_the_run_of_the_base_is_reached_also_if_the_run_exits() -> None:
+    reached = []
+
+    class Exiting(Line):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.context["is_exit"] = self.iteration == 2
+
+        def run(self, context: Context | None = None) -> None:
+            super().run(context)
+            reached.append(self.iteration)
+
+    GeneralTrainer({**config(Exiting, max_steps=4), "name": "exiting"}).run()
+    assert reached == [2]

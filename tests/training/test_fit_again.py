@@ -194,6 +194,39 @@ def test_a_checkpoint_within_an_epoch_has_no_numbers_of_the_one_before(tmp_path:
     assert Checkpointer(tmp_path).best("valid_loss", "min") == first.path
 
 
+class SamplesInValidation(Dropping):
+    """Adds noise in each validation batch, and is interrupted in one of them."""
+
+    at, count = 0, 0
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        if stage is Stage.VALID:
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+            batch = [batch[0] + torch.randn(batch[0].shape), *batch[1:]]
+        return super().compute_forward(batch, stage)
+
+
+def test_a_fit_interrupted_in_a_validation_continues_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = SamplesInValidation(tmp_path / "whole")
+    whole.fit(range(4), Batches(), Batches())
+    first = SamplesInValidation(tmp_path / "parts")
+    first.at = 5
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(range(4), Batches(), Batches())
+    second = SamplesInValidation(tmp_path / "parts")
+    second.fit(range(4), Batches(), Batches())
+    assert torch.equal(second.modules.net[0].weight, whole.modules.net[0].weight)
+
+
+def test_numbers_of_epochs_may_be_tensors(tmp_path: Path) -> None:
+    for epochs in (2, 3):
+        brain = Dropping(tmp_path)
+        brain.fit(torch.arange(epochs), Batches())
+    assert trainable_of(brain).counters["epoch"] == 3
+
+
 def test_a_fit_that_goes_on_within_an_epoch_is_refused_where_another_epoch_would_be_next(tmp_path: Path) -> None:
     fit_and_be_killed(tmp_path, 5)
     with pytest.raises(CheckpointError, match=r"the checkpoint was saved in the middle of epoch 1, and epoch 7 would"):

@@ -197,6 +197,53 @@ def test_what_is_no_plugin_is_refused_before_the_first_step(plugins: list[Any], 
     assert trainable_of(brain).counters["iteration"] == 0
 
 
+@pytest.mark.parametrize("plugins", ["early_stopping", {"early_stopping": {}}, Telling()])
+def test_a_single_plugin_is_refused(plugins: Any) -> None:
+    with pytest.raises(PluginError, match=r"fit: plugins is .*; write a list of plugins"):
+        Line().fit(range(1), DATA, plugins=plugins)
+
+
+def test_plugins_may_come_from_a_generator() -> None:
+    events: list[Any] = []
+    Line().fit(range(1), DATA, plugins=(Telling(events) for _ in range(1)))
+    assert events.count(("after_pass", ["loss"])) == 1
+
+
+def test_the_bar_may_be_named_too() -> None:
+    Line().fit(range(1), DATA, progressbar=True, plugins=["progress_bar"])
+
+
+def test_without_plugins_the_output_folder_is_not_made(tmp_path: Path) -> None:
+    Line(hparams={"output_folder": str(tmp_path / "out")}).fit(range(1), DATA)
+    assert not (tmp_path / "out").exists()
+
+
+class FailingLater:
+    """Raises in the hooks that follow an error."""
+
+    @hookimpl
+    def on_stage_error(self) -> None:
+        raise ZeroDivisionError
+
+    @hookimpl
+    def after_pipeline(self) -> None:
+        raise ZeroDivisionError
+
+
+def test_an_error_of_the_training_is_not_hidden_by_one_of_a_plugin(log_lines: list[str]) -> None:
+    class Failing(Line):
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            raise OverflowError
+
+    with pytest.raises(OverflowError):
+        Failing().fit(range(1), DATA, plugins=[FailingLater()])
+    failed = [line.strip().splitlines()[0] for line in log_lines if "failed as well" in line]
+    assert [line.split(":")[0] for line in failed] == [
+        "ERROR on_stage_error failed as well",
+        "ERROR after_pipeline failed as well",
+    ]
+
+
 class Wrapping:
     every_rank = True
 
@@ -324,3 +371,13 @@ def test_plugins_do_not_change_what_is_trained() -> None:
     plain.fit(range(2), DATA, DATA)
     watched.fit(range(2), DATA, DATA, plugins=[Telling()])
     assert torch.equal(plain.modules.net.weight, watched.modules.net.weight)
+
+
+def test_a_fit_that_a_plugin_has_stopped_stays_stopped(tmp_path: Path, log_lines: list[str]) -> None:
+    Line(checkpointer=Checkpointer(tmp_path)).fit(range(3), DATA, plugins=[Stopping()])
+    brain = Line(checkpointer=Checkpointer(tmp_path))
+    brain.fit(range(3), DATA)
+    assert trainable_of(brain).counters["iteration"] == 5
+    assert (
+        "nothing is left to train; 1 epochs and 5 updates are done, and it was stopped: that is enough" in log_lines[-1]
+    )
