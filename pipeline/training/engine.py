@@ -258,8 +258,6 @@ class Engine:
         client.start_iterations()
         if not counters["iteration"]:
             self._request_first_validation()
-        # What several processes have requested counts from here on.
-        self.is_over()
         self._between()
         goes_on = not self.is_over()
         while goes_on:
@@ -476,9 +474,10 @@ class Engine:
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
 
     def _request_first_validation(self) -> None:
-        """Request a validation before the first step, if the intervals say so; a training that is interrupted in it keeps the request."""
+        """Request a validation before the first step, if the intervals say so; a training interrupted in it keeps the request."""
         if self.schedule.validating.starts and not self.journal.checkpoint:
-            self.context.request(VALIDATION)
+            # All processes come here and decide alike, so they need not agree on it first.
+            self.context.grant("request", VALIDATION)
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""

@@ -102,9 +102,9 @@ class Uncut(Line):
         self.train_loader = DataLoader(data(8, seed=0), 2)
 
 
-def trained(folder: Path, steps: int = 6, kind: type[Line] = Line, **args: Any) -> list[float]:
+def trained(folder: Path, steps: int = 6, kind: type[Line] = Line, *, valid: Any = 2, **args: Any) -> list[float]:
     """The weights after so many steps; three are an epoch, of 9 samples."""
-    training = Namespace(max_iteration=steps, valid_interval=2, save_interval=1)
+    training = Namespace(max_iteration=steps, valid_interval=valid, save_interval=1)
     given = {"device": "cpu", "nprocs": current_world().size, "output": str(folder), "checkpoint_path": None, **args}
     experiment = kind(Namespace(training=training), Namespace(**given))
     experiment.setup()
@@ -121,7 +121,9 @@ def numbers(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def test_two_ranks_come_to_what_one_process_comes_to(two_ranks: Ranks, tmp_path: Path) -> None:
-    expected, (first, second) = trained(tmp_path / "one"), two_ranks(trained, tmp_path / "two")
+    valid = ["start", 2]
+    expected = trained(tmp_path / "one", valid=valid)
+    first, second = two_ranks(trained, tmp_path / "two", valid=valid)
     assert first == second
     assert first == pytest.approx(expected, rel=1e-5)
     for own, of_one in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from pipeline import Brain, Checkpointer, Stage
+from pipeline import Brain, Checkpointer, Context, Stage, hookimpl
 from pipeline.distributed.world import SINGLE, current_world
 from pipeline.errors import ConfigError
+from pipeline.training.trainable import trainable_of
 from tests.distributed.ranks import Ranks
 
 
@@ -68,6 +69,44 @@ def test_windows_are_those_of_one_process(two_ranks: Ranks) -> None:
     first, second = two_ranks(fitted, None, 2, grad_accumulation_factor=2)
     assert first == second
     assert first[0] == pytest.approx(expected[0], rel=1e-5)
+
+
+class Everywhere:
+    """Counts batches on each rank; rank 1 stops the training."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    @hookimpl
+    def after_batch(self, context: Context) -> None:
+        self.batches += 1
+        if context["rank"] == 1 and context["train_state"]["iteration"] == 4:
+            context.stop("that is enough")
+
+
+class OnMain(Everywhere):
+    """Counts batches on rank 0."""
+
+    every_rank = False
+
+
+def with_plugins(folder: Path) -> tuple[int, int, int, list[float]]:
+    """The iterations, the batches that each plugin has counted, and the weights."""
+    trained, plugins = brain(folder), (Everywhere(), OnMain())
+    loader = {"batch_size": 4 // current_world().size, "shuffle": True}
+    trained.fit(range(50), data(), data(7, seed=1), train_loader_kwargs=loader, plugins=plugins)
+    weights = torch.cat([own.flatten() for own in trained.modules.parameters()]).tolist()
+    return trainable_of(trained).counters["iteration"], plugins[0].batches, plugins[1].batches, weights
+
+
+def test_plugins_are_on_each_rank_or_on_the_first_and_a_stop_counts_on_all(two_ranks: Ranks, tmp_path: Path) -> None:
+    first, second = two_ranks(with_plugins, tmp_path)
+    # The ranks look together some iterations later.
+    assert 4 <= first[0] < 150
+    assert first == (first[0], first[0], first[0], first[3])
+    assert second == (first[0], first[0], 0, first[3])
 
 
 def cut(folder: Path, name: str) -> Path:
