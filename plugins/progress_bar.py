@@ -371,7 +371,7 @@ def _batches_done(context: Context) -> int | None:
     loop: Any = context.loop
     state = loop.journal.checkpoint.state.engine if loop and loop.journal.checkpoint else None
     # Of an Experiment nobody knows: what is done from now on is counted.
-    running = state.inner if state and loop.client.has_passes else []
+    running = state.inner if state and not loop.iterating else []
     return None if running is None else sum(entry.done for entry in running)
 
 

@@ -48,7 +48,7 @@ from pipeline.signals import ExitError
 from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
-from pipeline.training.client import Client
+from pipeline.training.client import Client, IterationClient
 from pipeline.training.engine import Engine
 from pipeline.training.evaluation import Verb, in_evaluation_mode
 from pipeline.training.meters import MOST
@@ -855,7 +855,7 @@ class ExperimentPhase(PhaseSchema):
         return number
 
 
-class ExperimentClient(Client):
+class ExperimentClient(IterationClient):
     """What an engine calls to train an experiment.
 
     Args:
@@ -864,7 +864,6 @@ class ExperimentClient(Client):
 
     # ``valid`` restores them itself, also if user code calls it.
     restores_generators = False
-    has_passes = False
 
     def __init__(self, experiment: ExperimentBase) -> None:
         super().__init__(experiment.context)
@@ -924,7 +923,7 @@ class ExperimentClient(Client):
         """Return whether all batches of the running epoch were read."""
         return self._experiment._has_read_epoch()
 
-    def current_epoch(self) -> int | None:
+    def current_epoch(self) -> int:
         """Return the number of the epoch that continues."""
         return self._experiment._current_epoch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -32,7 +33,6 @@ class Client:
         restores_generators: whether a validation leaves the random generators as they were before it.
         validates_in_order: whether validation data come in the order of the dataset, whatever their loader does.
         ends_saved: whether each end of an epoch is validated and saved, so that nothing is left to do after the last one.
-        has_passes: whether its code trains in passes; if not, it counts iterations and reads its data itself.
         saves: whether checkpoints are saved.
         session: answers the requests for checkpoints of a Brain that trains alone; None in a run.
     """
@@ -40,7 +40,6 @@ class Client:
     restores_generators = True
     validates_in_order = True
     ends_saved = False
-    has_passes = True
     saves = True
     session: BrainSession | None = None
 
@@ -140,19 +139,26 @@ class Client:
         """Return what else a checkpoint keeps: as ``more`` of ``TrainingState.capture``."""
         return {}
 
-    # What trains without passes. The engine calls the following around its iterations.
-
     def no_numbers(self) -> dict[str, dict[str, Any]]:
         """Return the numbers of an epoch that starts."""
         return {}
 
-    def current_epoch(self) -> int | None:
-        """Return the number of the epoch that continues after a resume; None: the engine knows it."""
-        return None
 
+class IterationClient(Client):
+    """What trains without passes: its code loops over ``Engine.iterations``, and reads as many batches as it likes in each.
+
+    Its code says when an epoch starts and ends.
+    """
+
+    @abstractmethod
+    def current_epoch(self) -> int:
+        """Return the number of the epoch that is running or continues after a resume, or of the last one."""
+
+    @abstractmethod
     def start_iterations(self) -> None:
         """Say what is due when, and start an epoch or continue one."""
 
+    @abstractmethod
     def after_iteration(self) -> int | None:
         """Count what an iteration has done.
 
@@ -160,19 +166,20 @@ class Client:
             How many epochs are over, if it has read the last batch of one; the code may have started the next one already.
             None if it has not.
         """
-        return None
 
+    @abstractmethod
     def has_read_epoch(self) -> bool:
         """Return whether all batches of the running epoch were read."""
-        return False
 
+    @abstractmethod
     def print_numbers(self) -> None:
         """Give the plugins the numbers since the last time."""
 
+    @abstractmethod
     def place_in_epoch(self) -> str | None:
         """Return where in an epoch the training is, such as ``3 of 7 batches``; None if no epoch is running."""
-        return None
 
+    @abstractmethod
     def end_epoch(self, *, cut_short: bool) -> None:
         """End the epoch that is running, if one is.
 

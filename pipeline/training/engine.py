@@ -23,7 +23,7 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.client import Client
+from pipeline.training.client import Client, IterationClient
 from pipeline.training.evaluation import Validation, batches_of, evaluate, evaluate_each, extend_metrics
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
@@ -60,6 +60,7 @@ class Engine:
         client: what is trained, and how.
 
     Attributes:
+        iterating: the client if it trains without passes, else None.
         counters: ``context["train_state"]``.
         schedule: the intervals and limits.
         due: the next iteration after which ``on_due`` is called.
@@ -85,6 +86,7 @@ class Engine:
     def __init__(self, context: Context, client: Client) -> None:
         self.context = context
         self.client = client
+        self.iterating = client if isinstance(client, IterationClient) else None
         self.counters: dict[str, int] = context["train_state"]
         self.due = NEVER
         self.work: list[TrainPass] = []
@@ -244,7 +246,7 @@ class Engine:
         Raises:
             StageError: an experiment trains.
         """
-        if not self.client.has_passes:
+        if self.iterating:
             raise StageError(f"context.{method} was called in an experiment; call {instead}")
         self.begin()
 
@@ -253,7 +255,8 @@ class Engine:
 
         This is for a client without passes: an iteration is what its code does until it asks for the next one.
         """
-        client, counters = self.client, self.counters
+        client, counters = self.iterating, self.counters
+        assert client, "only a client that trains without passes counts its iterations"
         self.begin()
         client.start_iterations()
         if not counters["iteration"]:
@@ -452,20 +455,18 @@ class Engine:
         if self._is_running:
             self._defer()
         # That of the last epoch, in case none is left.
-        own = self.client.current_epoch()
-        context["current_epoch"] = (
-            max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch)) if own is None else own
-        )
+        last = max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch))
+        context["current_epoch"] = self.iterating.current_epoch() if self.iterating else last
         if self.exporter:
             self.exporter.begin()
         self.look_ahead()
         if self.journal.checkpoint:
             self.hooks.on_resume(context=context)
-        if self.client.has_passes:
-            self._request_first_validation()
-        else:
+        if self.iterating:
             # It makes no calls that would have to be repeated.
             self.journal.arrive_after_last_call()
+        else:
+            self._request_first_validation()
 
     def _defer(self) -> None:
         """Have signals and requests wait for the end of a step, until the training ends."""
@@ -488,18 +489,18 @@ class Engine:
         for training in list(self._open):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
-        if not self.client.has_passes:
+        if self.iterating:
             if self.is_over():
                 self._stop_in(None)
             if not self.cut_short:
-                self.client.end_epoch(cut_short=False)
+                self.iterating.end_epoch(cut_short=False)
         is_done = self.client.ends_saved and self.counters["iteration"] == self._saved_at and not self.cut_short
         # A stop that the last validation asks for, as early stopping does, would end a resumed run.
         with self.context.stops_withdrawn() if self.place_saved else nullcontext():
             if not is_done:
                 self._validate_last()
-                if self.cut_short:
-                    self.client.end_epoch(cut_short=True)
+                if self.iterating and self.cut_short:
+                    self.iterating.end_epoch(cut_short=True)
                 if not self.place_saved:
                     self._save()
             self.checkpoints.finish()
@@ -636,10 +637,10 @@ class Engine:
             for name in [training.phase] if training else self.validation.phases:
                 self._validate(name)
         over = self.is_over()
-        if self.client.has_read_epoch():
+        if self.iterating and self.iterating.has_read_epoch():
             if over:
                 self._validate_last()
-            self.client.end_epoch(cut_short=False)
+            self.iterating.end_epoch(cut_short=False)
             over = self.is_over()
         if over:
             self._stop_in(training)
@@ -675,7 +676,7 @@ class Engine:
 
     def _stop_in(self, training: TrainPass | None) -> None:
         """Training is over after an iteration: unless that was the last of the pass that leads, it is cut short."""
-        if not self.client.has_passes and (place := self.client.place_in_epoch()):
+        if self.iterating and (place := self.iterating.place_in_epoch()):
             self._cut_short(f"after {place}")
         if training is None or self._leader is None or self.cut_short or training.has_ended():
             return
@@ -696,7 +697,7 @@ class Engine:
         """
         if self.cut_short:
             return
-        has_epoch = self.journal.inner is not None or not self.client.has_passes
+        has_epoch = self.journal.inner is not None or self.iterating
         logger.info(f"stopped in epoch {self.context['current_epoch']} {place}" if has_epoch else f"stopped {place}")
         self.cut_short = True
         if self._is_limited:
@@ -719,7 +720,8 @@ class Engine:
         for name in self.phases:
             for training in [own for own in self._open if own.phase == name]:
                 self._print(training)
-        self.client.print_numbers()
+        if self.iterating:
+            self.iterating.print_numbers()
 
     def _print(self, training: TrainPass) -> None:
         """Tell the plugins how a pass goes since the last time: on a GPU this waits for the work so far."""
