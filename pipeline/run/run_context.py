@@ -25,7 +25,7 @@ def new_context(config: Config, settings: RunnerSchema, world: World, kind: type
 
     Args:
         config: the config.
-        settings: those of the runner.
+        settings: the settings of the runner.
         world: the processes.
         kind: the class of the context.
     """

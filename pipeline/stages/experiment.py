@@ -881,7 +881,7 @@ class ExperimentClient(IterationClient):
         return [ExperimentPhase.model_validate({"name": PHASE, "valid_dataset_name": "valid_loader"})]
 
     def schedule(self, counters: Mapping[str, int]) -> Schedule:
-        """Return nothing, until ``train`` says what is due when."""
+        """Return an empty schedule, until ``train`` sets one."""
         return Schedule(counters)
 
     def generators(self) -> dict[str, Any]:
@@ -928,7 +928,7 @@ class ExperimentClient(IterationClient):
         return self._experiment._current_epoch()
 
     def start_iterations(self) -> None:
-        """Say what is due when, and start an epoch or continue one."""
+        """Set the schedule of the engine, and start an epoch or continue one."""
         self._experiment._begin()
 
     def after_iteration(self) -> int | None:

@@ -30,7 +30,7 @@ class Checkpoints:
         store: writes them; asynchronously or not. None if nothing is saved.
         context: the run's, for its plugins.
         best: which of them are the best; None: nothing asks for it.
-        on_error: with ``warn``, training continues if the storage refuses, and the next save tries again.
+        on_error: with ``warn``, training continues if a save fails, and the next save tries again.
         session: of a Brain that trains alone; it writes the checkpoints, with what calls have requested. None in a run.
     """
 
@@ -153,5 +153,5 @@ class Checkpoints:
         except StorageError as error:
             if self.on_error != WARN:
                 raise
-            logger.warning(f"{error}; on_save_error is '{WARN}', so training goes on, and the next save tries again")
+            logger.warning(f"{error}; on_save_error is '{WARN}', so training continues, and the next save tries again")
             self._error = error

@@ -61,7 +61,7 @@ class Client:
         return phases
 
     def schedule(self, counters: Mapping[str, int]) -> Schedule:
-        """Return what is due when, counted from these counters."""
+        """Return the intervals and limits, counted from these counters."""
         return Schedule.of_runner(self.runner, counters)
 
     def generators(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Client:
         return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
 
     def generators_in_validation(self) -> dict[str, Any]:
-        """Return the random generators that a validation restores, besides the global ones: those of the stage too."""
+        """Return the random generators that a validation restores besides the global ones. The stage may have some too."""
         of_stage = generators_in(self._stage)
         return {**{f"runner.{name}": generator for name, generator in of_stage.items()}, **self.generators()}
 
@@ -156,7 +156,7 @@ class IterationClient(Client):
 
     @abstractmethod
     def start_iterations(self) -> None:
-        """Say what is due when, and start an epoch or continue one."""
+        """Set the schedule of the engine, and start an epoch or continue one."""
 
     @abstractmethod
     def after_iteration(self) -> int | None:

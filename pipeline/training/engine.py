@@ -1,4 +1,4 @@
-"""Engine: it trains. What is due after which iteration, what is saved, and how a resumed training comes to its place."""
+"""Engine: runs a training. It decides what happens after which iteration, what is saved, and where a resumed training continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.plugins import offered
 
-# Iterations for which something may stay due before a warning says who leads.
+# After so many iterations a warning says what a scheduled action waits for.
 PATIENCE = 1000
 
 
@@ -52,8 +52,9 @@ class Engine:
     ``Brain.fit``. A TrainPass, which has the loop over the batches, calls ``open``, ``on_due`` and ``close``. An experiment,
     which reads as many batches as it likes, loops over ``iterations``. What differs between them is in the Client.
 
-    A batch is in work until its own pass, or one whose batch was in work before it, is asked for the next. The pass whose
-    batch is the oldest in work leads: only when it is asked, or none leads, the engine checks what is due.
+    Passes may be nested: the code that trains on a batch of one pass may ask another pass for batches. A batch is active until
+    its pass, or a pass around it, is asked for its next batch. The outermost pass with an active batch leads. The engine checks
+    what is scheduled only when the leading pass is asked for a batch, or while no pass leads.
 
     Args:
         context: after network and startup.
@@ -64,19 +65,18 @@ class Engine:
         counters: ``context["train_state"]``.
         schedule: the intervals and limits.
         due: the next iteration after which ``on_due`` is called.
-        work: the passes whose batch is in work, the oldest first: that one leads.
+        work: the passes that have an active batch, the outermost first.
         true_lengths: phase -> the batches of its last round, if the loader announced another number.
         agreement: makes several processes do the same after the same iteration; None for a single process.
         before_batch, after_batch: call the plugins; None if no plugin listens.
         in_use: whether one of its methods was called.
-        over: whether training is.
-        cut_short: whether training has ended before its epoch, or its pass outside of epochs, did.
-        place_saved: whether a limit has cut it short, and the checkpoint from which a resumed training continues is saved.
-            Nothing is saved after that.
+        over: whether training is over.
+        cut_short: whether training has ended in the middle of an epoch, or of a pass outside of epochs.
+        place_saved: whether a limit has cut it short, and a checkpoint of that place is saved. Nothing is saved after it.
         journal: what the stage has called; after a resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
-        measured_at: phase -> name -> the iteration of which that number is.
-        planned_length: the length of the training for which the runner stage has planned schedules.
+        measured_at: phase -> name -> the iteration at which the number was measured.
+        planned_length: the length of the training that the learning rate schedules were planned for.
         passes: phase -> how many rounds over its data were started.
     """
 
@@ -107,11 +107,11 @@ class Engine:
         self.resources = ExitStack()
         # The open passes, with the time and the samples at which their numbers were last printed.
         self._open: dict[TrainPass, tuple[float, int]] = {}
-        # The pass that leads, while what is due is done; a checkpoint that is saved then continues with it.
+        # The leading pass, while scheduled actions run. A checkpoint that is saved then continues with it.
         self._leader: TrainPass | None = None
-        # The one that led before. It gets what becomes due while none leads.
+        # The pass that led last. What is scheduled while no pass leads is done for it.
         self._last_leader: TrainPass | None = None
-        # The running epochs; and those that a break has left, until the stage calls again: their epoch is over then.
+        # The running epochs, and the epochs that a break has left. Their last epoch ends when the stage calls a method again.
         self._epochs_call: EntryState | None = None
         self._interrupted_epochs: EntryState | None = None
         # The iterations and updates when the epoch started.
@@ -134,7 +134,7 @@ class Engine:
                 counts from 0.
 
         Raises:
-            StageError: an epoch is running, or a batch is in work.
+            StageError: an epoch is running, or a batch is active.
             CheckpointError: the checkpoint was saved in the middle of an epoch with another number.
         """
         self._begin_calls("epochs", "read_batch, which starts the epochs")
@@ -142,7 +142,7 @@ class Engine:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
         if self._in_body():
-            what = f"context.epochs: a batch of the pass over '{self.work[0].phase}' is in work"
+            what = f"context.epochs: a batch of the pass over '{self.work[0].phase}' is active"
             raise StageError(f"{what}; end that pass first, with close(), or take its first batch in an epoch")
         trained = None if numbers is None else list[int]()
         call = self.journal.call("epochs", "", in_body=False, first=self.counters["epoch"], epochs=trained)
@@ -188,19 +188,19 @@ class Engine:
         return EpochStart(iteration=self.counters["iteration"], update=self.counters["update"])
 
     def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> PassIterator:
-        """One pass over the data of a phase: an iterator of batches, on their device.
+        """Return one pass over the data of a phase: an iterator of batches, on their device.
 
         Args:
             phase: its name, or its entry.
             count: how many batches end it, those before a resume included; None: the data does.
-            repeat: whether it begins again at the end of the data, in a new order.
+            repeat: whether it starts again at the end of the data, in a new order.
         """
         training = self.train_pass(phase)
         training.limit(count, repeat=repeat)
         return PassIterator(training)
 
     def train_pass(self, phase: str | Phase) -> TrainPass:
-        """The same as an object that trains by itself, with ``run``."""
+        """Return the same pass as an object. Its ``run`` trains on all batches."""
         self._begin_calls("batches", "read_batch")
         name = self._name(phase)
         if self._interrupted_epochs:
@@ -210,15 +210,15 @@ class Engine:
             training = self._new_pass(name)
             self.journal.add_pass(training, in_body=self._in_body())
         if training.over or (training.state and not self._last_leader):
-            # The code is behind it, or it was begun outside of an epoch that is over: as if it had led just now.
+            # The resumed code has passed it, or it was started outside of an epoch that is over. So it counts as the last leader.
             self._last_leader = training
         return training
 
     def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
-        """The numbers of a phase's validation data, ``valid_loss`` or ``test/loss``; None: of each phase that has such.
+        """Validate a phase, and return its numbers, such as ``valid_loss`` or ``test/loss``; None validates all phases.
 
         Raises:
-            ConfigError: there is no validation data.
+            ConfigError: the phase has no validation data.
         """
         self._begin_calls("validate", "context.request('validation')")
         names = [self._name(phase)] if phase is not None else list(self.validation.phases)
@@ -275,7 +275,7 @@ class Engine:
                 goes_on = self._do_due(None, ended)
 
     def set_schedule(self, schedule: Schedule) -> None:
-        """Take another schedule, whose limits may be higher, and check after this iteration what is due."""
+        """Use another schedule, whose limits may be higher, and check it after this iteration."""
         self.schedule = schedule
         self.over = self.cut_short = self.place_saved = False
         self.wake()
@@ -288,28 +288,28 @@ class Engine:
         self.validation.load_state_dict(before.validation.state_dict())
 
     def wake(self) -> None:
-        """Check after the current iteration what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
+        """Call ``on_due`` after the current iteration. Signals, ``is_exit``, ``stop`` and ``request`` do this."""
         self.due = 0
 
     def look_ahead(self) -> None:
-        """Set when something may be due next: at once if the end has been requested meanwhile."""
+        """Set the next iteration after which ``on_due`` is called: this one if something was requested meanwhile."""
         self.due = self.next_check()
         if exit_requested(self.context) or self.context.stop_reason is not None or self.context.requests:
             self.wake()
 
     def next_check(self) -> int:
-        """The next iteration after which something may be due."""
+        """Return the next iteration after which something may be scheduled."""
         return self.schedule.next_check(self.counters, self.agreement)
 
     @property
     def resuming(self) -> bool:
-        """Whether the code has not arrived where the checkpoint was saved."""
+        """Whether the code of a resumed training has not yet arrived where the checkpoint was saved."""
         return self.journal.resuming
 
     def save(self) -> None:
-        """Save a checkpoint: now, or when the pass that leads is asked for its next batch.
+        """Save a checkpoint: now, or when the leading pass is asked for its next batch.
 
-        In an epoch without a batch it is saved when a pass begins, or when the epoch ends.
+        In an epoch without a batch it is saved when a pass starts, or when the epoch ends.
         """
         self.begin()
         self._settle()
@@ -324,7 +324,7 @@ class Engine:
     # What the default Runner calls.
 
     def end_phase(self, phase: Phase) -> bool:
-        """After a pass: validate the phase, if that is due after this epoch; whether training is over."""
+        """Validate a phase after its pass, if the intervals say so; return whether training is over."""
         if self.cut_short:
             return True
         entries = self.journal.inner or ()
@@ -345,7 +345,7 @@ class Engine:
         self._cut_short("between two phases")
 
     def is_over(self) -> bool:
-        """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
+        """Return whether training is over. While the code of a resumed stage has not arrived at its place, it is not."""
         if not self.journal.resuming and not self.over:
             over = self.client.is_over(limit=self.schedule.over(self.counters))
             # Where several processes train, rank 0 says so; and what plugins have asked for meanwhile counts now.
@@ -358,7 +358,10 @@ class Engine:
         return self.over
 
     def save_if(self, due: bool) -> None:
-        """Save if it is due, after one of the best validations, or if the run is to end; then end it.
+        """Save if that is scheduled, after one of the best validations, or if the end was requested; then end the run.
+
+        Args:
+            due: whether it is scheduled.
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal has requested the end.
@@ -366,7 +369,7 @@ class Engine:
         """
         best, ending = self.validation.best, exit_requested(self.context)
         if self.journal.resuming:
-            # What was saved stands.
+            # The checkpoint that it resumes from is still valid.
             SHUTDOWN.raise_if_requested()
             return
         if self.place_saved:
@@ -388,10 +391,10 @@ class Engine:
         self.checkpoints.end_run()
 
     def plan_schedules(self, own: str) -> None:
-        """Say to each schedule that asks how long the training is, how long it is.
+        """Tell the learning rate schedules that need it how long the training is.
 
         Args:
-            own: what of the user's decides that; ``""``: the runner's keys and the data do.
+            own: user code that decides how long it is; ``""`` if the runner's keys and the data decide.
 
         Raises:
             ConfigError: as of ``phase.plan_schedules``.
@@ -402,7 +405,7 @@ class Engine:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the stage: in the end, what it began is ended; after a failure, it is closed."""
+        """A block around the training: finish it at the end, and close everything after a failure."""
         with ExitStack() as stack:
             stack.push(self._close)
             self._is_running = True
@@ -413,14 +416,14 @@ class Engine:
                 self.finish()
 
     def _close(self, *error: Any) -> bool | None:
-        """Leave the blocks around all passes that are open, with the error that ends them, if there is one."""
+        """Leave the blocks around all open passes, with the error that ends them, if there is one."""
         stack = ExitStack()
         for resources in (self.resources, *(training.resources for training in self._open)):
             stack.push(resources)
         return stack.__exit__(*error)
 
     def begin(self) -> None:
-        """Prepare everything, with the first call of a method."""
+        """Prepare everything. The first call of any other method does this."""
         if self.in_use:
             return
         context = self.context
@@ -481,7 +484,7 @@ class Engine:
             self.context.grant("request", VALIDATION)
 
     def finish(self) -> None:
-        """The stage is at its end: end what it began, validate the last weights, and save."""
+        """End the training: end its passes, validate the last weights, and save."""
         if not self.in_use or self._finished:
             return
         self._finished = True
@@ -513,7 +516,7 @@ class Engine:
     # What its passes call.
 
     def open(self, training: TrainPass) -> Iterator[Any] | None:
-        """Begin a pass, or go on with one."""
+        """Start a pass, or continue one, and return its batches; None if it is over at once."""
         if self.work and self.work[-1].dropped:
             self._settle()
         goes_on, leads = training.state is not None, not self.work
@@ -537,7 +540,7 @@ class Engine:
         return batches
 
     def _read(self, training: TrainPass, *, leads: bool) -> Iterator[Any]:
-        """The batches that are left of the present round of a pass."""
+        """Return the batches that are left of the current round of a pass."""
         loader = pass_loader(self.schemas[training.phase].dataset_name or "", self.runner, self.context)
         if training.state is None:
             rounds = self.client.order_of_pass(self.passes.get(training.phase, 0), self._number)
@@ -550,7 +553,7 @@ class Engine:
         brain, own = training.brain, self.phases[training.phase]
         for other in self._open:
             if other.brain is brain:
-                what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
+                what = f"phase.{training.phase}: a pass starts while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
         self.client.bind(training, own)
         checkpoint, count = self.journal.checkpoint, len(own.optim_schedulers)
@@ -588,16 +591,16 @@ class Engine:
         return self.client.generators()
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
-        """The batches of one more round over the data of a pass, in a new order."""
+        """Return the batches of one more round over the data of a pass, in a new order."""
         training.begin_round()
         return self._read(training, leads=self.work[0] is training)
 
     def on_due(self, training: TrainPass) -> bool:
-        """Do what is due after an iteration of the pass that leads; False at the end of training.
+        """Do what is scheduled or requested after an iteration, unless another pass leads; return whether training continues.
 
         Raises:
-            StoppedError, KeyboardInterrupt: a signal has requested it; what was due is done, and a checkpoint saved.
-            ExitError: ``is_exit`` has, likewise.
+            StoppedError, KeyboardInterrupt: a signal has requested the end. What is scheduled is done, and a checkpoint is saved.
+            ExitError: ``is_exit`` has requested the end. The same is done.
         """
         if self.work[0] is training:
             return self._do_due(training)
@@ -605,15 +608,15 @@ class Engine:
         self._due_since = self._due_since or iteration
         if iteration - self._due_since >= PATIENCE:
             self._due_since = 0
-            what = f"for {PATIENCE} iterations something is due, such as a save"
+            what = f"for {PATIENCE} iterations something is scheduled, such as a save"
             logger.warning(f"{what}, and waits until the pass over '{self.work[0].phase}' is asked for a batch")
         return True
 
     def _do_due(self, training: TrainPass | None, ended: int | None = None) -> bool:
-        """Do what is due after an iteration, and return whether training goes on.
+        """Do what is scheduled or requested after an iteration, and return whether training continues.
 
         Args:
-            training: the pass that leads; None if the code creates or reads its batches itself.
+            training: the leading pass; None if the code creates or reads its batches itself.
             ended: how many epochs are over, if an iteration without a pass has read the last batch of one.
         """
         self._due_since = 0
@@ -675,7 +678,7 @@ class Engine:
         return printing, validating, saving, exporting
 
     def _stop_in(self, training: TrainPass | None) -> None:
-        """Training is over after an iteration: unless that was the last of the pass that leads, it is cut short."""
+        """Training is over after an iteration. If that was not the last one of its pass or epoch, it is cut short."""
         if self.iterating and (place := self.iterating.place_in_epoch()):
             self._cut_short(f"after {place}")
         if training is None or self._leader is None or self.cut_short or training.has_ended():
@@ -690,7 +693,7 @@ class Engine:
         self._cut_short(f"after {progress}")
 
     def _cut_short(self, place: str) -> None:
-        """End training before its epoch is over; after a limit, first save the place where a resumed run continues.
+        """End training before its epoch is over. After a limit, save this place first, where a resumed training continues.
 
         Args:
             place: where training stops, for the log.
@@ -710,7 +713,7 @@ class Engine:
 
     @property
     def _is_limited(self) -> bool:
-        """Whether a limit has ended the training, which may be raised, and not ``context.stop``."""
+        """Whether a limit has ended the training, and not ``context.stop``. A resumed training may have a higher limit."""
         reason, max_time = self.context.stop_reason, self.runner.max_time
         return reason is None or (max_time is not None and reason == time_is_over(max_time))
 
@@ -724,7 +727,7 @@ class Engine:
             self.iterating.print_numbers()
 
     def _print(self, training: TrainPass) -> None:
-        """Tell the plugins how a pass goes since the last time: on a GPU this waits for the work so far."""
+        """Give the plugins the numbers of a pass since the last time. On a GPU this waits for the work so far."""
         phase, of_pass = training.phase, training.trainable.numbers
         numbers, optim_schedulers = {"loss": of_pass.loss.recent()}, self.phases[phase].optim_schedulers
         for name, scheduler in optim_schedulers.items():
@@ -742,7 +745,7 @@ class Engine:
         self.hooks.on_print_interval(context=self.context, phase=phase, metrics=numbers)
 
     def unwind(self, training: TrainPass) -> None:
-        """A pass is asked for its next batch: what was begun in the body of the one before is done."""
+        """Finish what the code of the last batch has started, since the pass is asked for its next batch."""
         count = 0
         for other in self.work:
             count += 1
@@ -761,7 +764,11 @@ class Engine:
     # What is done when.
 
     def _unwind(self, count: int) -> None:
-        """Leave so many passes in work: the batches of the others are done, and what was dropped is over."""
+        """Finish the batches of all but the outermost passes, and end the passes that were left early.
+
+        Args:
+            count: how many passes keep their batch active.
+        """
         leader_is_dropped = bool(self.work) and self.work[0].dropped
         for index, training in enumerate(self.work):
             if training.dropped and index < count:
@@ -777,7 +784,7 @@ class Engine:
             self._between()
 
     def _settle(self) -> None:
-        """A call that gives no batch: those in work are done, and what was dropped is over."""
+        """Finish all active batches, and end what was left early, before a call that yields no batch."""
         self._unwind(len(self.work))
         for training in reversed(self.work):
             if training.in_batch:
@@ -787,7 +794,7 @@ class Engine:
             self._end_epoch(call)
 
     def _between(self) -> None:
-        """No batch is in work: do what has become due."""
+        """Do what is scheduled or requested while no batch is active."""
         self.journal.arrive_after_last_call()
         if self.journal.resuming or self.cut_short:
             return
@@ -800,7 +807,7 @@ class Engine:
             self.save_if(False)
 
     def _end(self, training: TrainPass) -> None:
-        """Take the numbers of a pass, once."""
+        """End a pass, and take its numbers, once."""
         if training.over or not training.open:
             training.finish()
             return
@@ -832,7 +839,7 @@ class Engine:
         return "loss" in self.metrics.get(phase, {})
 
     def take_numbers(self, phase: str, numbers: Mapping[str, float], *, trained: bool = False) -> None:
-        """Put numbers where plugins and checkpoints find them; those of a pass of training come first."""
+        """Put numbers where plugins and checkpoints find them. The numbers of a training pass come first."""
         others = self.metrics.get(phase, {})
         self.metrics[phase] = {**numbers, **others, **numbers} if trained else {**others, **numbers}
         self.measured_at.setdefault(phase, {}).update(dict.fromkeys(numbers, self.counters["iteration"]))
@@ -888,7 +895,7 @@ class Engine:
         self.save_if(self.schedule.saving.fires_after(epoch + 1))
 
     def _may_have_own_batches(self) -> bool:
-        """Whether an epoch is running in which no batch was counted.
+        """Return whether an epoch is running without a counted batch.
 
         The stage may have trained on batches that it created itself. A run cannot continue inside
         such an epoch, since the code of the stage runs again from the top.
@@ -1031,7 +1038,7 @@ class Engine:
             return
         if checkpoint.state is None or checkpoint.state.engine is None:
             what = f"{checkpoint.path}: is of another runner stage, without epochs() and batches()"
-            raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
+            raise CheckpointError(f"{what}; resume with that one, or start a new run with init_model_path")
         state = checkpoint.state.engine
         self.metrics, self.measured_at, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self._epoch_began = state.epoch_began
@@ -1065,7 +1072,7 @@ class Engine:
         return TrainPass(self, name, phase["brain"], phase["updater"], metrics)
 
     def _in_body(self) -> bool:
-        """Whether the code is in the body of a batch."""
+        """Return whether the code is training on a batch."""
         return bool(self.work) and not self.work[0].dropped
 
     def _name(self, phase: str | Phase) -> str:

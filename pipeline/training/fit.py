@@ -43,7 +43,7 @@ from pipeline.user_code.plugins import built_plugin, load_plugins, plugin_manage
 # The phase under which a Brain that trains alone saves and reports.
 NAME = "brain"
 
-# The names of its data, which are those of the arguments of ``fit``.
+# The names of its datasets: the arguments of ``fit``.
 TRAIN, VALID = "train_set", "valid_set"
 
 # The plugins that it has without being asked. Their state is in no checkpoint.
@@ -120,7 +120,7 @@ def fit(
         brain: what is trained. Its ``on_fit_start`` was called.
         numbers: the number of each epoch.
         train: the training batches.
-        valid: those that the Brain is validated on after each epoch; None: it is not validated.
+        valid: the batches for the validation after each epoch; None: there is no validation.
         show: whether to show a progress bar; None: if stderr is a terminal, unless ``noprogressbar`` is set.
         plugins: as in ``Brain.fit``.
 
@@ -267,7 +267,7 @@ def _no_checkpoints(resources: ExitStack) -> RunCheckpointer:
 def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
     """Train the epochs that are left."""
     trainable, saver, options = trainable_of(brain), brain.checkpointer, trainable_of(brain).options
-    # Those of a window that an earlier fit was interrupted in.
+    # An earlier fit may have been interrupted in the middle of a window.
     brain.modules.zero_grad()
     begin_on_ranks([brain.modules], None)
     if saver:
@@ -304,8 +304,8 @@ def _restore(saver: Checkpointer, context: Context) -> None:
         # A run may have a phase of this name, but it gives its epochs no numbers.
         of_fit = engine and any(entry.epochs is not None for entry in engine.outer)
         if checkpoint.weights.keys() != {NAME} or not of_fit:
-            what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
-            raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
+            what = f"{checkpoint.path}: was not saved by a fit of a Brain"
+            raise CheckpointError(f"{what}; give the Brain a Checkpointer with another folder")
         saver.session.refuse_lacking(checkpoint)
 
     context["resources"].callback(saver.store.end_resume)

@@ -44,7 +44,7 @@ class PassOwner(Protocol):
         context: of the training.
         counters: ``context["train_state"]``.
         due: the next iteration after which ``on_due`` is called.
-        work: the passes whose batch is in work, the oldest first.
+        work: the passes that have an active batch, the outermost first.
         before_batch, after_batch: call the plugins; None if no plugin listens.
     """
 
@@ -74,7 +74,7 @@ class PassOwner(Protocol):
         """Finish what was started in the body of the batch before, since the pass is asked for its next one."""
 
     def on_due(self, training: TrainPass) -> bool:
-        """Do what is due after an iteration, and return whether the pass continues."""
+        """Do what is scheduled or requested after an iteration, and return whether the pass continues."""
 
     def close(self, training: TrainPass) -> None:
         """End a pass."""
@@ -94,16 +94,16 @@ class PassCount:
 class TrainPass:
     """One pass over the batches of a phase, or with ``repeat`` as many as are asked for.
 
-    ``run`` trains on them all; ``batches`` gives them out to a loop of one's own.
+    ``run`` trains on all of them. A custom loop trains on the ones that ``batches`` yields.
 
     Args:
         engine: what it is part of.
         phase: the phase's name, for messages.
         brain: computes the losses; bound to its optimizers.
-        updater: trains on a batch, and has counters of its own.
+        updater: trains on a batch, and counts for itself.
         metrics: what judges the predictions of its batches, by name.
-        number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
-        repeat: whether it begins again at the end of the data.
+        number: how many rounds over the data of this phase were started before. With the seed it decides the order.
+        repeat: whether it starts again at the end of the data.
 
     Attributes:
         count: how many batches end it, over all rounds; None: the data does.
@@ -112,13 +112,13 @@ class TrainPass:
         in_round: how many batches of this round were given out.
         batch: the active batch; None between two batches.
         numbers: ``loss`` and what was logged, means over samples; empty until it is over.
-        open, over: whether it has begun; whether it is done.
+        open, over: whether it has started; whether it is done.
         dropped: whether the loop has left it before its end.
         in_batch: whether its batch is not counted yet.
         after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
-        validated: whether its phase had the validation that is due after it.
-        stand_in: whether its batch stands in for one of which this rank has no sample; the plugins do not get it.
-        state: that of a checkpoint, with which it goes on; None for one that begins.
+        validated: whether its phase was validated after it, if that was scheduled.
+        stand_in: whether its batch is a stand-in, because only other ranks have samples. Plugins do not get it.
+        state: the state from a checkpoint that it continues from; None for a new pass.
     """
 
     kind = "pass"
@@ -177,7 +177,7 @@ class TrainPass:
     def batches(self) -> Generator[Any]:  # noqa: PLR0912 # a method for each branch would be one more call in each step
         """Yield each batch; it is done when the next one is requested. This is the only loop over training batches.
 
-        The whole training, of which this is the innermost loop, is::
+        This is the innermost loop of the whole training::
 
             for each epoch:                               # Engine.epochs
                 plugins: before_epoch
@@ -191,16 +191,16 @@ class TrainPass:
                             at the end of a window: step the optimizers
                         count the batch                   # TrainPass.count_batch
                         plugins: after_batch
-                        if something is due:              # Engine.on_due
+                        if something is scheduled:        # Engine.on_due
                             print, export, validate, save
                             end the training at a limit, or if a signal or a plugin has requested it
                     step the windows that are still open  # Engine.close
                     Brain.on_stage_end
                     plugins: after_pass
-                    validate the phase, if that is due after this epoch
+                    validate the phase, if that is scheduled
                     plugins: after_phase
                 plugins: after_epoch
-                save, if that is due after this epoch
+                save, if that is scheduled
             validate the last weights, and save           # Engine.finish
 
         """
@@ -214,7 +214,7 @@ class TrainPass:
                 for batch in batches:
                     self.in_round += 1
                     self.batch, self.in_batch, number = batch, True, record.number
-                    # Whoever trains on the batch fills in the record, and `count_batch` reads it.
+                    # The code that trains on the batch fills in the record, and `count_batch` reads it.
                     record.begin(
                         batch,
                         counters["update"],
@@ -237,7 +237,7 @@ class TrainPass:
                                     self._clear_leftovers(scheduler, number)
                                     break
                     yield batch
-                    # The body may have started passes of its own, which end here. If it has ended the epoch, none is left.
+                    # The code may have started other passes, which end here. If it has ended the epoch, no pass is left.
                     if not work or work[-1] is not self:
                         engine.unwind(self)
                     if self.in_batch:
@@ -253,7 +253,7 @@ class TrainPass:
             # ``run`` only leaves the generator early after an error, and then the pass stays as it is.
             if not self._is_run:
                 self.dropped = True
-                # Whoever is asked next sees that it is not the youngest.
+                # The pass that is asked next sees that it is not the innermost one.
                 work.append(self)
             raise
         engine.close(self)
@@ -268,7 +268,7 @@ class TrainPass:
             if self.done != self.count and not self.over:
                 # The data ended the round, and no limit.
                 self.engine.report_length(self, self._announced)
-            # A round without a batch would be followed by another for ever.
+            # A round without a batch would be followed by another forever.
             again = self.repeat and self.in_round and self.done != self.count and not self.over
             batches = self.engine.next_round(self) if again else None
 
@@ -333,7 +333,7 @@ class TrainPass:
         batches = cursor.open()
         self.resources.callback(cursor.close)
         self.in_round = cursor.taken
-        # An interrupted wait may lose a batch. A loader with a state of its own would not read it again after a resume.
+        # An interrupted wait may lose a batch. A loader that saves its state itself would not read it again after a resume.
         workers = getattr(cursor.reading, "num_workers", 0)
         if interruptible and workers and not has_own_state(loader):
             batches = SHUTDOWN.interruptible(batches, lambda: engine.on_due(self))
@@ -343,7 +343,7 @@ class TrainPass:
                 batches = cursor.in_step(batches, strategy.world, strategy.any_has_more, trainable.device)
             batches = self._slices(batches, strategy)
         if random:
-            # The start of a pass, and of an iteration over a loader, has drawn numbers that it drew before the resume too.
+            # Starting a pass, and iterating over a loader, samples numbers that were sampled before the resume too.
             restore_random_state(random, engine.generators())
         if self not in engine.work:
             engine.work.append(self)
@@ -419,7 +419,7 @@ class TrainPass:
         """What a checkpoint keeps; on a GPU this waits."""
         state = self.state
         if self.open and not self.over:
-            # A pass of which no batch was requested since the resume is still at the place from the checkpoint.
+            # If no batch was requested since the resume, the pass is still at the place from the checkpoint.
             cursor = state.cursor if state else CursorState(**self.cursor.state_dict(self.in_round))
             metrics = {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
             state = PassState(**self.trainable.state_dict(), cursor=cursor, metrics=metrics)
@@ -427,7 +427,7 @@ class TrainPass:
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
 
     def begin_round_after(self, rounds: int) -> int:
-        """Take the order that comes after so many rounds over the data of the phase; return how many have begun then."""
+        """Use the order that follows so many rounds over the data of the phase; return how many are started then."""
         self.number = rounds
         return rounds + 1
 
@@ -441,13 +441,13 @@ class TrainPass:
         self.count, self.repeat = count, repeat
 
     def load(self, state: EntryState) -> TrainPass:
-        """Go on from that state, once it is asked for; the pass itself."""
+        """Continue from a state once a batch is requested; return the pass itself."""
         self.over, self.validated, self.number, self.done = state.over, state.validated, state.number, state.done
         self.numbers, self.state = state.numbers, state.state
         return self
 
     def mark_validated(self) -> None:
-        """Note that its phase had the validation that is due after it."""
+        """Note that its phase was validated after it, if that was scheduled."""
         self.validated = True
 
     def count_batch(self) -> None:
@@ -461,7 +461,7 @@ class TrainPass:
         engine.counters["iteration"] += 1
         if (after := self.after_batch) and not self.stand_in:
             if not self._is_run or self._is_custom:
-                # What a plugin then leaves can be told from the gradients of code that steps by itself.
+                # Gradients that a plugin leaves are then different from those of code that steps its optimizers itself.
                 for scheduler in self.trainable.schedulers:
                     scheduler.note_cleared()
             predictions, losses = record.take_outputs()
@@ -470,10 +470,10 @@ class TrainPass:
     def _clear_leftovers(self, scheduler: OptimScheduler, number: int) -> None:
         """Clear gradients that other code has left, when the first batch of a window is handed out.
 
-        The code that trains on the batch may call ``backward`` by itself after that.
+        The code that trains on the batch may call ``backward`` itself after that.
 
         Args:
-            scheduler: its window is about to begin.
+            scheduler: its window is about to start.
             number: the number of the batch before.
         """
         entries: Iterable[Mapping[str, Any]] = self.engine.context["model"].values()
@@ -589,7 +589,7 @@ def gradients_dropped(trainable: Trainable) -> Iterator[None]:
 
 
 class PassIterator(Iterator[Any]):
-    """The batches of a pass, for a loop of one's own. Where nothing refers to it any more, the pass is over.
+    """The batches of a pass, for a custom loop. When nothing refers to this any more, the pass is over.
 
     Args:
         training: the pass.
@@ -609,7 +609,7 @@ class PassIterator(Iterator[Any]):
         return self._training.numbers
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches; a loop over them needs no call of ours beside."""
+        """Return the generator itself, so that a loop over the batches makes no further call."""
         return self._batches
 
     def __next__(self) -> Any:
@@ -622,7 +622,7 @@ class PassIterator(Iterator[Any]):
 
 
 def has_as_many_on_all(loader: Any) -> bool:
-    """Whether each rank has as many batches of a loader; of a stream nobody knows."""
+    """Return whether each rank has the same number of batches of a loader. For a stream that is unknown."""
     dataset = getattr(loader, "dataset", None)
     counts = current_world().all_gather(None if isinstance(dataset, IterableDataset) else length(loader))
     return None not in counts and len(set(counts)) == 1

@@ -275,7 +275,7 @@ WRONG: list[tuple[Place, Any, str]] = [
     (
         ("engine",),
         None,
-        "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path",
+        "is of another runner stage, .*; resume with that one, or start a new run with init_model_path",
     ),
 ]
 

@@ -394,7 +394,7 @@ def test_a_script_that_saves_in_the_folder_of_a_fit_leaves_the_newest_two_of_it(
         script.save_and_keep_only()
     names = [each.path.name for each in script.list_checkpoints()]
     assert names == [f"step-{number:012}" for number in (13, 12, 9, 6)]
-    with pytest.raises(CheckpointError, match="by something else that is no fit of a Brain; give the Brain a Checkp"):
+    with pytest.raises(CheckpointError, match="was not saved by a fit of a Brain; give the Brain a Checkp"):
         Plain(Checkpointer(tmp_path)).fit(range(4), Batches())
 
 

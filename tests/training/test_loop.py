@@ -699,7 +699,7 @@ def test_with_warn_training_goes_on_and_the_next_save_is_tried(
     assert all(
         (value == unbroken[name]).all() for name, value in context["model"]["line"]["model"].state_dict().items()
     )
-    warned = [line for line in log_lines if "on_save_error is 'warn', so training goes on" in line]
+    warned = [line for line in log_lines if "on_save_error is 'warn', so training continues" in line]
     assert ["step-000000000003" in warned[0], "step-000000000004" in warned[-1]] == [True, True]
 
 

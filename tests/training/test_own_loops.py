@@ -557,10 +557,10 @@ def pass_without_a_batch(self: Any, context: Context) -> None:
         (
             second_pass_of_a_brain,
             StageError,
-            r"phase.line: a pass begins while one of phase 'line' is open, .* same Brain",
+            r"phase.line: a pass starts while one of phase 'line' is open, .* same Brain",
         ),
         (epochs_in_an_epoch, StageError, r"context.epochs: an epoch is running; .*repeat=True"),
-        (epochs_in_a_body, StageError, r"context.epochs: a batch of the pass over 'line' is in work; end .* close"),
+        (epochs_in_a_body, StageError, r"context.epochs: a batch of the pass over 'line' is active; end .* close"),
         (unknown_phase, ContextError, r"the runner 'train' has no phase 'lime'; did you mean 'line'\?"),
         (validation_without_data, ConfigError, r"phase.line.valid_dataset_name: is not set.*; name a dataset there"),
         (validation_of_all_without_data, ConfigError, r"valid_dataset_name: is not set.*; name a dataset there"),
@@ -847,7 +847,7 @@ def test_what_stays_due_for_a_thousand_iterations_is_warned_of_with_the_pass_tha
                 pass
 
     GeneralTrainer(two(waiting, save_interval=None, print_interval=None)).run()
-    warned = [line for line in log_lines if line.startswith("WARNING for 1000 iterations something is due")]
+    warned = [line for line in log_lines if line.startswith("WARNING for 1000 iterations something is scheduled")]
     assert len(warned) == 1
     assert "waits until the pass over 'b' is asked for a batch" in warned[0]
 
