@@ -78,8 +78,12 @@ class EarlyStopping:
             return
         datasets = [phase["valid_dataset_name"] for phase in filter(_has_validation, context["phases"])]
         if not datasets:
-            what = f"early_stopping watches '{self.metric}', and no phase of {context['runner_name']} is validated"
-            raise ConfigError(f"{what}; add valid_dataset_name to one")
+            what = f"early_stopping watches '{self.metric}'"
+            if not context["runner_name"]:
+                raise ConfigError(f"{what}, and fit has no valid_set; give it one")
+            raise ConfigError(
+                f"{what}, and no phase of {context['runner_name']} is validated; add valid_dataset_name to one"
+            )
         number = self.metric.rpartition(".")[2]
         # A dataset may be named valid_data.
         several = "/" not in number and all(isinstance(names, list) and len(names) > 1 for names in datasets)

@@ -21,7 +21,7 @@ from pipeline.checkpoint.storage import as_number, finite, storing
 from pipeline.context import Context
 
 from .shared.json_lines import append, open_lines
-from .shared.tracking import numbers_of_validation
+from .shared.tracking import continues, numbers_of_validation
 
 _TIMINGS = {"samples_per_second"}
 _COLUMNS = ("event", "epoch", "iteration", "phase", "name", "value")
@@ -198,7 +198,7 @@ class MetricLog:
 
     def _open(self, path: Path, context: Context) -> FileIO:
         file = open_lines(path, context)
-        if not context["checkpointer"].all():
+        if not continues(context):
             # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
             with storing(path):
                 file.truncate(0)

@@ -14,7 +14,7 @@ from pipeline import hookimpl
 from pipeline.config import yaml_tree
 from pipeline.context import Context
 
-from .shared.tracking import name_of_run, numbers_by_name, numbers_of_validation, resolved_config
+from .shared.tracking import continues, name_of_run, numbers_by_name, numbers_of_validation, resolved_config
 
 # MLflow takes so many parameters at once, and so many characters of one.
 _PARAMETERS, _CHARACTERS = 100, 6000
@@ -67,7 +67,9 @@ class MLflow:
         experiment = self._experiment_id(self.experiment or run_dir.parent.name, artifacts)
         # The name of a run may be changed by its user.
         key, value = "pipeline.run", f"{name}/{self.plugin_name}"
-        runs = self.client.search_runs([experiment], f"tags.`{key}` = '{value}'")
+        # In a script the folder may be that of an earlier training.
+        is_new = not (context["runner_name"] or continues(context))
+        runs = [] if is_new else self.client.search_runs([experiment], f"tags.`{key}` = '{value}'")
         run = runs[0] if runs else self.client.create_run(experiment, run_name=name, tags={key: value})
         self.run_id = run.info.run_id
         self.client.update_run(self.run_id, status="RUNNING")

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline import hookimpl
 from pipeline.context import Context
 
-from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
+from .shared.tracking import continues, numbers_by_name, numbers_of_validation, resolved_config
 
 # The name of an event file, as TensorBoard's writer makes it.
 _EVENT_FILE = re.compile(r"(?P<start>events\.out\.tfevents\.)(?P<second>\d{10})(?P<rest>\..+)")
@@ -58,7 +58,7 @@ class TensorBoard:
         name = self.plugin_name if self.plugin_name == "tensorboard" else f"{self.plugin_name}_tensorboard"
         self.folder: Path = context["run_dir"] / context["runner_name"] / name
         # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
-        purge_step = None if context["checkpointer"].all() else 0
+        purge_step = None if continues(context) else 0
         _make_older(self.folder, int(time.time()))
         writer = self.tensorboard.SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=self.flush_seconds)
         context["resources"].callback(writer.close)

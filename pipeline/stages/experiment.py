@@ -748,7 +748,7 @@ class ExperimentBase(RunnerBase):
         schedules = self._schedules_restored() if self.context.is_last_validation else nullcontext()
 
         def valid() -> None:
-            with in_evaluation_mode(self.model), self._world.alone(), schedules:
+            with self._world.alone(), schedules:
                 if self._world.is_main:
                     self.valid()
 
@@ -776,10 +776,11 @@ class ExperimentBase(RunnerBase):
                     group.update(own)
 
     def _call_valid(self, valid: Callable[[], None]) -> None:
-        """Validate, and leave the training as it was: put the random generators back."""
+        """Validate in evaluation mode and without gradients, and leave the modes and the random generators as they were."""
         random = random_state(self._generators())
         try:
-            valid()
+            with in_evaluation_mode(self.model):
+                valid()
         finally:
             restore_random_state(random, self._generators())
 

@@ -986,6 +986,8 @@ class Engine:
 
     def _save(self) -> None:
         self.client.save(self.save_checkpoint)
+        self.context.clear_requests(CHECKPOINT)
+        self._saved_at = self.counters["iteration"]
 
     def save_checkpoint(self) -> None:
         """Save a checkpoint of this moment, while training continues."""
@@ -1018,7 +1020,6 @@ class Engine:
         self.checkpoints.save(
             self.client.saved_counters(), self.metrics, iterations, end_of_epoch=self.journal.inner is None, **more
         )
-        self._saved_at = self.counters["iteration"]
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""

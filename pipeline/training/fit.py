@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.load import Config, ConfigBuilder
-from pipeline.context import Context, Phase
+from pipeline.context import CHECKPOINT, Context, Phase
 from pipeline.data.batch import on_device
 from pipeline.data.loader import length, without_state
 from pipeline.distributed.world import current_world
@@ -87,6 +88,7 @@ class FitClient(Client):
     def __init__(self, context: Context, saver: Checkpointer | None) -> None:
         super().__init__(context)
         self.saves = saver is not None
+        self._has_warned = False
         self.session = saver.session if saver else None
 
     def address(self, phase: str) -> str:
@@ -96,6 +98,14 @@ class FitClient(Client):
     def errors(self, phase: str) -> AbstractContextManager[None]:
         """Return a block whose errors stay as they are."""
         return nullcontext()
+
+    def save(self, save_checkpoint: Callable[[], None]) -> None:
+        """Save a checkpoint, if the Brain has a checkpointer."""
+        if self.saves:
+            save_checkpoint()
+        elif CHECKPOINT in self.context.requests and not self._has_warned:
+            self._has_warned = True
+            logger.warning("fit: a checkpoint was requested, and the Brain has no checkpointer; give it one")
 
     def bind(self, training: TrainPass, phase: Phase) -> None:
         """Do nothing: ``on_fit_start`` has prepared the Brain."""
@@ -130,11 +140,12 @@ def fit(
     options, world = trainable_of(brain).options, current_world()
     shows = on_terminal() and not options.noprogressbar if show is None else show
     is_shown = bool(world.broadcast(shows))
-    plugins = _listed(plugins)
+    plugins = _listed(plugins or ())
     with ExitStack() as ending, ExitStack() as resources:
-        config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
         loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
-        context = _new_context(brain, config, loaders, plugins, resources)
+        with _named_fit():
+            config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
+            context = _new_context(brain, config, loaders, plugins, resources)
         hooks = context["hooks"]
         # When the resources are closed.
         ending.callback(hooks.after_run, context=context)
@@ -150,6 +161,19 @@ def fit(
             best_effort("after_pipeline", partial(hooks.after_pipeline, context=context))
             raise
         hooks.after_pipeline(context=context)
+
+
+@contextmanager
+def _named_fit() -> Iterator[None]:
+    """A block in which a config is built from the arguments of ``fit``; its errors name that."""
+    try:
+        yield
+    except (ConfigError, PluginError) as error:
+        lines = [
+            line if line.startswith("fit: ") else f"fit: {line.removeprefix('dict: ')}"
+            for line in str(error).splitlines()
+        ]
+        raise type(error)("\n".join(lines)) from error
 
 
 def _listed(plugins: Iterable[Any]) -> list[Any]:
@@ -197,7 +221,8 @@ def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins:
     if "metric_log" not in names:
         # It needs a run directory.
         own.append({"metric_log": False})
-    builder = ConfigBuilder({"runner": [runner], "phase": [phase], "plugins": [*own, *named]})
+    tree = {"workspace": str(Path.cwd()), "runner": [runner], "phase": [phase], "plugins": [*own, *named]}
+    builder = ConfigBuilder(tree)
     if builder.config is None:
         raise ConfigError(builder.faults)
     return builder.config
@@ -219,8 +244,12 @@ def _new_context(
         raise ConfigError("fit: profile_training writes into the hyperparameter output_folder; there is none, add it")
     several = world.size > 1
     built = [plugin for plugin in plugins if not isinstance(plugin, str | Mapping | type)]
-    chosen = load_plugins(config.tree, None, several=several)
+    chosen = load_plugins(config.tree, config.workspace, several=several)
     chosen += [built_plugin(plugin, several=several) for plugin in built]
+    names = Counter(plugin.name for plugin in chosen)
+    if twice := [name for name, count in names.items() if count > 1]:
+        what = f"two plugins have the name '{twice[0]}', by which their states and files are known"
+        raise PluginError(f"{what}; give one of the objects another one in its attribute plugin_name")
     if wrapping := [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]:
         what = (
             f"plugin '{wrapping[0]}' has the hook wrap_model, which fit does not call, since the optimizers are there"
@@ -239,7 +268,7 @@ def _new_context(
         "checkpointer": saver or _no_checkpoints(resources),
         "hyper_parameters": vars(brain.hparams),
         "runner_name": "",
-        "model": {NAME: entry},
+        "model": {NAME: Phase(NAME, entry)},
         "dataset": dict(loaders),
     }
     if folder is not None:
@@ -286,7 +315,10 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
             count += 1
             training = engine.train_pass(NAME)
             training.run(training.custom(brain.fit_batch, "fit_batch") if is_own else trainable.fit_batch)
-    if not count:
+    if context.peek("is_exit"):
+        iteration = context["train_state"]["iteration"]
+        logger.info(f"fit: context['is_exit'] has ended the training after iteration {iteration}")
+    elif not count:
         done, updates, why = context["train_state"]["epoch"], context["train_state"]["update"], context.stop_reason
         stopped = f", and it was stopped: {why}" if why else ""
         logger.info(f"fit: nothing is left to train; {done} epochs and {updates} updates are done{stopped}")

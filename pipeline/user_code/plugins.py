@@ -397,7 +397,9 @@ def load_plugins(tree: Node, workspace: Path | None, *, several: bool = False) -
 
 
 def built_plugin(instance: object, *, several: bool = False) -> Plugin:
-    """Return the Plugin of an object that code has built, with the name of its class.
+    """Return the Plugin of an object that code has built.
+
+    Its name is its attribute ``plugin_name``, or the name of its class.
 
     Raises:
         PluginError: one of its hooks does not exist.
@@ -405,7 +407,7 @@ def built_plugin(instance: object, *, several: bool = False) -> Plugin:
     cls = type(instance)
     if messages := faults_of_class(cls, several=several):
         raise PluginError("\n".join(f"plugins: {message}" for message in messages))
-    return Plugin(plugin_name(cls), cls, instance=instance)
+    return Plugin(str(getattr(instance, "plugin_name", "")) or plugin_name(cls), cls, instance=instance)
 
 
 def load_plugin_class(plugin: Plugin, *, several: bool = False) -> type:

@@ -30,6 +30,11 @@ def numbers_by_name(context: Context, phase: str, metrics: dict[str, float], pre
     return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
+def continues(context: Context) -> bool:
+    """Return whether a training continues an earlier one, whose numbers stay: from a checkpoint, or in the same process."""
+    return bool(context["checkpointer"].all()) or context["train_state"]["iteration"] > 0
+
+
 def name_of_run(context: Context) -> str:
     """Return the name of the run directory and of the runner; of a Brain that trains alone, that of its output folder."""
     run_dir, runner = context["run_dir"], context["runner_name"]

@@ -399,6 +399,8 @@ def test_checkpoints_of_a_run_are_left_alone(tmp_path: Path) -> None:
     counters = {"iteration": 5, "update": 5, "epoch": 0, "samples": 20, "phase_index": 0}
     checkpointer, models = Checkpointer(tmp_path), {"ctr": {"model": nn.Linear(1, 1)}}
     checkpointer.save(models, counters, {}, checkpointer.store.capture(models, metrics={}).to_tree())
-    with pytest.raises(CheckpointError, match=r"step-000000000005: was not saved by a fit of a Brain; .*another folder"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000000005: was not saved by a fit of a Brain; .*another folder"
+    ):
         Dropping(tmp_path).fit(range(1), Batches())
     assert steps(tmp_path) == [5]
