@@ -1198,3 +1198,17 @@ def test_code_after_the_run_of_the_base_is_reached_also_if_the_run_exits() -> No
 
     GeneralTrainer({**config(Exiting, max_steps=4), "name": "exiting"}).run()
     assert reached == [2]
+
+
+def test_valid_is_in_evaluation_mode_and_without_gradients_wherever_it_is_called() -> None:
+    class Validating(Line):
+        def train(self) -> None:
+            self.valid()
+
+        def valid(self) -> None:
+            self.modes = self.model.training, torch.is_grad_enabled()
+
+    experiment, _ = changeable(Validating, "out")
+    experiment.run()
+    assert experiment.modes == (False, False)
+    assert experiment.model.training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, ClassVar
 
 import pytest
@@ -41,6 +42,7 @@ class Telling:
     """Notes the hooks of two batches and a validation."""
 
     every_rank = True
+    plugin_name = ""
 
     def __init__(self, events: list[Any] | None = None) -> None:
         self.events: list[Any] = [] if events is None else events
@@ -242,6 +244,100 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_a_plugin(log_lines: li
         "ERROR on_stage_error failed as well",
         "ERROR after_pipeline failed as well",
     ]
+
+
+def test_two_plugins_of_one_name_are_refused_unless_one_has_another() -> None:
+    first, second = Telling(), Telling()
+    with pytest.raises(PluginError, match=r"two plugins have the name 'Telling', .*; give one of the objects another"):
+        Line().fit(range(1), DATA, plugins=[first, second])
+    second.plugin_name = "second"
+    Line().fit(range(1), DATA, plugins=[first, second])
+    assert first.events == second.events != []
+
+
+def test_a_path_is_relative_to_where_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = """
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def after_epoch(self, context):
+            context["hyper_parameters"]["seen"].append(context["current_epoch"])
+    """
+    Path("counts.py").write_text(dedent(code), encoding="utf-8")
+    seen: list[int] = []
+    for name in ("./counts.py", "{workspace}/counts.py"):
+        Line(hparams={"seen": seen}).fit(range(2), DATA, plugins=[name])
+    assert seen == [0, 1, 0, 1]
+
+
+class Swapping:
+    """Changes the weights for each checkpoint, and changes them back."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @hookimpl
+    def before_checkpoint_saved(self, context: Context) -> None:
+        self.calls.append("before")
+        with torch.no_grad():
+            context["model"]["brain"].brain.modules.net.weight.mul_(-1)
+
+    @hookimpl
+    def after_checkpoint_captured(self, context: Context) -> None:
+        self.calls.append("after")
+        with torch.no_grad():
+            context["model"]["brain"].brain.modules.net.weight.mul_(-1)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_what_is_changed_for_a_checkpoint_is_changed_only_if_one_is_saved(saves: bool, tmp_path: Path) -> None:
+    plain, plugin = Line(), Swapping()
+    plain.fit(range(2), DATA)
+    brain = Line(checkpointer=Checkpointer(tmp_path) if saves else None)
+    brain.fit(range(2), DATA, plugins=[plugin])
+    assert plugin.calls == ["before", "after"] * (2 * saves)
+    assert torch.equal(brain.modules.net.weight, plain.modules.net.weight)
+
+
+class Requesting:
+    """Requests a checkpoint after each batch, and ends the training after five."""
+
+    every_rank = True
+
+    @hookimpl
+    def after_batch(self, context: Context) -> None:
+        context.request("checkpoint")
+        if context["train_state"]["iteration"] == 5:
+            context["is_exit"] = True
+
+
+def test_what_a_fit_cannot_do_or_ends_early_is_logged(log_lines: list[str]) -> None:
+    brain = Line()
+    brain.fit(range(9), DATA, plugins=[Requesting()])
+    assert trainable_of(brain).counters["iteration"] == 5
+    assert [line.strip() for line in log_lines] == [
+        "WARNING fit: a checkpoint was requested, and the Brain has no checkpointer; give it one",
+        "INFO fit: context['is_exit'] has ended the training after iteration 5",
+    ]
+
+
+def test_a_number_that_is_watched_needs_a_validation_set() -> None:
+    with pytest.raises(
+        ConfigError, match=r"early_stopping watches 'valid_loss', and fit has no valid_set; give it one"
+    ):
+        Line().fit(range(1), DATA, plugins=["early_stopping"])
+
+
+def test_a_second_fit_of_a_brain_appends_its_numbers(tmp_path: Path) -> None:
+    brain = Line(hparams={"output_folder": str(tmp_path)})
+    for numbers in (range(2), range(2, 4)):
+        brain.fit(numbers, DATA, plugins=["metric_log"])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [0, 1, 2, 3]
 
 
 class Wrapping:
