@@ -233,7 +233,7 @@ class BrainSession:
 
     def save(self, models: Models, train_state: Mapping[str, int], metrics: Mapping[str, Any], *rest: Any) -> Path:
         """Write a checkpoint of ``fit``, as ``CheckpointStore.save`` does, and answer the requests with it."""
-        # By the name of the Brain a checkpoint of ``fit`` is known, even if there are no numbers yet.
+        # A checkpoint of ``fit`` is recognized by the name of the Brain here, even before there are numbers.
         rest = ({**{name: {} for name in models}, **metrics}, *rest)
         requests, self.requests = self.requests or [], []
         checkpointer, iteration = self._checkpointer, train_state["iteration"]

@@ -204,7 +204,7 @@ class EntryState(StateModel):
         number: of the running epoch, or of the pass over this phase.
         repeat: whether the pass begins again at its end.
         first: how many epochs were done before these.
-        epochs: the numbers of those that are done, if the caller has given numbers; else None.
+        epochs: the numbers of the finished epochs if the caller has given numbers, else None.
         numbers: what it gave: numbers by name; of a validation of all phases, by phase.
         validated: whether the validation after the pass is done.
         done: how many batches of the pass are done.
@@ -239,7 +239,7 @@ class EntryState(StateModel):
 
         Args:
             number: its number.
-            again: whether it is the one in which the training was interrupted.
+            again: whether a resumed training continues this epoch.
 
         Raises:
             CheckpointError: the training was interrupted in another one.

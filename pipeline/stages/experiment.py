@@ -78,8 +78,8 @@ class ExperimentBase(RunnerBase):
     There ``limit_batches`` and a debug run limit ``train_loader``; how long ``valid`` takes is its own affair.
 
     Its iteration is a call of ``train_batch``, which reads as many batches as it likes, also beyond the end of an epoch,
-    and trains whatever it likes, without a Brain. So it makes no passes; the engine counts its iterations, and does what
-    is due after them as in any other training.
+    and trains whatever it likes, without a Brain. So it makes no passes. The engine counts its iterations, and validates, saves
+    and stops after them as in any other training.
 
     Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
     without a word, the last weights are validated and saved too, and everything is resumed.
@@ -136,7 +136,7 @@ class ExperimentBase(RunnerBase):
         # How many epochs are over, if this iteration has ended one.
         self._ended: int | None = None
         self._planned: tuple[Any, ...] = ()
-        # Whether it was run before, by hand.
+        # Whether ``run`` was called before, without a run of a config.
         self._has_run = False
         self._newest: Path | None = None
         self._begun: Mapping[str, Any] = {}
@@ -219,7 +219,7 @@ class ExperimentBase(RunnerBase):
         return ExperimentClient(self)
 
     def _new_engine(self) -> Engine:
-        """Return the engine that trains: the run's, or by hand a new one."""
+        """Return the engine of the run, or a new one without a run."""
         running = None if self.alone else self.context.loop
         return running if isinstance(running, Engine) else Engine(self.context, self.engine_client())
 
@@ -417,7 +417,7 @@ class ExperimentBase(RunnerBase):
 
     @contextmanager
     def _blocks(self) -> Iterator[None]:
-        """The blocks around a training; the trainer has entered most of those of a stage."""
+        """Enter the blocks around a training. For a stage the trainer has entered most of them."""
         with ExitStack() as stack:
             if self.alone:
                 before = self._running
@@ -641,7 +641,7 @@ class ExperimentBase(RunnerBase):
             self._newest = self._store.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(own.lines)
-        # The engine restores the generators afterwards: creating the iterator of a loader draws a number, as it did before.
+        # The engine restores the generators afterwards: creating the iterator of a loader samples a number, as it did before.
         if is_in_epoch:
             self._cursor.load_state_dict(own.data.to_tree())
             self._cursor.reopen()
@@ -860,7 +860,7 @@ class ExperimentClient(IterationClient):
     """What an engine calls to train an experiment.
 
     Args:
-        experiment: the experiment, of which this is a part: it refers to it weakly.
+        experiment: the experiment. The client keeps only a weak reference to it.
     """
 
     # ``valid`` restores them itself, also if user code calls it.
@@ -872,7 +872,7 @@ class ExperimentClient(IterationClient):
 
     @property
     def runner(self) -> RunnerSchema:
-        """The settings; by hand all defaults."""
+        """The settings of the runner; without a run, the defaults."""
         if self._experiment.alone:
             return RunnerSchema.model_validate({"name": PHASE, "class": "train"})
         return super().runner

@@ -153,7 +153,7 @@ class PluginNumbers(Visuals):
 
     Attributes:
         training: the training numbers of this epoch.
-        validation: those of the validation that is running; None if none is.
+        validation: the numbers of the running validation; None if no validation is running.
     """
 
     def __init__(self, context: Context, folder: Path) -> None:

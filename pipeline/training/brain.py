@@ -266,9 +266,9 @@ class Brain:
             train_loader_kwargs: keyword arguments of the DataLoader.
             valid_loader_kwargs: likewise.
             plugins: objects with hooks, or what the ``plugins`` of a config may have: ``"early_stopping"``,
-                ``{"ema": {"decay": 0.99}}``, a class. They get the hooks of a training, with ``"brain"`` as the phase;
-                of the stages' hooks those of the runner stage, and no ``wrap_model``. The state of each that has one is in
-                the checkpoints. What they write goes to the hyperparameter ``output_folder``.
+                ``{"ema": {"decay": 0.99}}``, a class. They get the hooks of a training, with ``"brain"`` as the phase and
+                ``"runner"`` as the only stage; a plugin with ``wrap_model`` is refused. Checkpoints keep the states of
+                plugins. Plugins write into the hyperparameter ``output_folder``.
 
         Raises:
             ConfigError: there is nothing to train, a module keeps layers in a plain list, keywords are given for a loader

@@ -986,7 +986,6 @@ class Engine:
 
     def _save(self) -> None:
         self.client.save(self.save_checkpoint)
-        self.context.clear_requests(CHECKPOINT)
         self._saved_at = self.counters["iteration"]
 
     def save_checkpoint(self) -> None:

@@ -103,9 +103,11 @@ class FitClient(Client):
         """Save a checkpoint, if the Brain has a checkpointer."""
         if self.saves:
             save_checkpoint()
-        elif CHECKPOINT in self.context.requests and not self._has_warned:
+            return
+        if CHECKPOINT in self.context.requests and not self._has_warned:
             self._has_warned = True
             logger.warning("fit: a checkpoint was requested, and the Brain has no checkpointer; give it one")
+        self.context.clear_requests(CHECKPOINT)
 
     def bind(self, training: TrainPass, phase: Phase) -> None:
         """Do nothing: ``on_fit_start`` has prepared the Brain."""
@@ -165,7 +167,7 @@ def fit(
 
 @contextmanager
 def _named_fit() -> Iterator[None]:
-    """A block in which a config is built from the arguments of ``fit``; its errors name that."""
+    """Have the errors of a config that is built from the arguments of ``fit`` start with ``fit:``."""
     try:
         yield
     except (ConfigError, PluginError) as error:
@@ -248,8 +250,8 @@ def _new_context(
     chosen += [built_plugin(plugin, several=several) for plugin in built]
     names = Counter(plugin.name for plugin in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
-        what = f"two plugins have the name '{twice[0]}', by which their states and files are known"
-        raise PluginError(f"{what}; give one of the objects another one in its attribute plugin_name")
+        what = f"two plugins have the name '{twice[0]}'"
+        raise PluginError(f"{what}; give one of the objects another name in its attribute plugin_name")
     if wrapping := [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]:
         what = (
             f"plugin '{wrapping[0]}' has the hook wrap_model, which fit does not call, since the optimizers are there"
@@ -325,7 +327,7 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
 
 
 def _restore(saver: Checkpointer, context: Context) -> None:
-    """Restore the newest checkpoint from which a fit can continue.
+    """Restore the newest checkpoint of an earlier fit.
 
     Raises:
         CheckpointError: it is of something else.

@@ -461,7 +461,7 @@ class TrainPass:
         engine.counters["iteration"] += 1
         if (after := self.after_batch) and not self.stand_in:
             if not self._is_run or self._is_custom:
-                # Gradients that a plugin leaves are then different from those of code that steps its optimizers itself.
+                # So gradients that a plugin leaves are not taken for gradients of code that steps its optimizers itself.
                 for scheduler in self.trainable.schedulers:
                     scheduler.note_cleared()
             predictions, losses = record.take_outputs()

@@ -424,7 +424,7 @@ class Trainable:
             scheduler.guard.reset()
 
     def weighs_batches(self) -> bool:
-        """Return whether the loss of a batch is weighted by its samples: in a window of several batches, or on several ranks."""
+        """Return whether losses are weighted by the samples of their batch: in windows of several batches, or with multiple ranks."""
         is_averaged = self.strategy is not None and self.strategy.average is not None
         return is_averaged or any(own.accum_grad > 1 or own.strategy is not None for own in self.schedulers)
 

@@ -248,7 +248,7 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_a_plugin(log_lines: li
 
 def test_two_plugins_of_one_name_are_refused_unless_one_has_another() -> None:
     first, second = Telling(), Telling()
-    with pytest.raises(PluginError, match=r"two plugins have the name 'Telling', .*; give one of the objects another"):
+    with pytest.raises(PluginError, match=r"two plugins have the name 'Telling'; give one of the objects another"):
         Line().fit(range(1), DATA, plugins=[first, second])
     second.plugin_name = "second"
     Line().fit(range(1), DATA, plugins=[first, second])
@@ -323,6 +323,28 @@ def test_what_a_fit_cannot_do_or_ends_early_is_logged(log_lines: list[str]) -> N
         "WARNING fit: a checkpoint was requested, and the Brain has no checkpointer; give it one",
         "INFO fit: context['is_exit'] has ended the training after iteration 5",
     ]
+
+
+class Again:
+    """Requests one more checkpoint when the first one is on disk."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+
+    @hookimpl
+    def after_checkpoint_saved(self, context: Context, path: Path) -> None:
+        self.saved.append(path.name)
+        if len(self.saved) == 1:
+            context.request("checkpoint")
+
+
+def test_a_checkpoint_that_is_requested_while_one_is_saved_is_saved_too(tmp_path: Path) -> None:
+    plugin = Again()
+    Line(checkpointer=Checkpointer(tmp_path)).fit(range(2), DATA, plugins=[plugin])
+    # The second one is saved when the next epoch starts, after the same iteration.
+    assert plugin.saved == ["step-000000000003", "step-000000000003", "step-000000000006"]
 
 
 def test_a_number_that_is_watched_needs_a_validation_set() -> None:
