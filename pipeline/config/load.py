@@ -473,6 +473,11 @@ class Config:
 class ConfigBuilder:
     """A config that is being loaded: its tree, and the faults so far.
 
+    Args:
+        source: a file, or a dict.
+        overrides: as on the command line.
+        name: what messages call a dict.
+
     Attributes:
         tree: the merged and resolved tree, complete with defaults as far as it is valid; None if it could not be read.
         faults: what is wrong with it.
@@ -482,7 +487,7 @@ class ConfigBuilder:
         removed_plugins: the items of ``plugins`` that have removed a plugin of a base or file.
     """
 
-    def __init__(self, source: Source, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, source: Source, overrides: Sequence[str] = (), name: str = "dict") -> None:
         self.faults: list[Fault] = []
         self.tree: Node | None = None
         self.path = None if isinstance(source, Mapping) else Path(source)
@@ -493,7 +498,7 @@ class ConfigBuilder:
         self.notes: list[str] = []
         self.removed_plugins: list[Node] = []
         try:
-            self.tree = self._read(source)
+            self.tree = self._read(source, name)
         except ConfigError as error:
             self.faults += error.faults
             return
@@ -523,11 +528,11 @@ class ConfigBuilder:
                 links=self.links,
             )
 
-    def _read(self, source: Source) -> Node:
+    def _read(self, source: Source, name: str) -> Node:
         if isinstance(source, Mapping):
             workspace = source.get("workspace")
             folder = Path(workspace) if isinstance(workspace, str) and Path(workspace).is_absolute() else None
-            tree = from_plain(dict(source), Origin("dict", folder))
+            tree = from_plain(dict(source), Origin(name, folder))
             plugin_list.use_long_form(tree.child(plugin_list.SECTION))
             return tree
         tree = read_with_bases(Path(source), self.faults)

@@ -145,9 +145,8 @@ def fit(
     plugins = _listed(plugins or ())
     with ExitStack() as ending, ExitStack() as resources:
         loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
-        with _named_fit():
-            config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
-            context = _new_context(brain, config, loaders, plugins, resources)
+        config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
+        context = _new_context(brain, config, loaders, plugins, resources)
         hooks = context["hooks"]
         # When the resources are closed.
         ending.callback(hooks.after_run, context=context)
@@ -163,19 +162,6 @@ def fit(
             best_effort("after_pipeline", partial(hooks.after_pipeline, context=context))
             raise
         hooks.after_pipeline(context=context)
-
-
-@contextmanager
-def _named_fit() -> Iterator[None]:
-    """Have the errors of a config that is built from the arguments of ``fit`` start with ``fit:``."""
-    try:
-        yield
-    except (ConfigError, PluginError) as error:
-        lines = [
-            line if line.startswith("fit: ") else f"fit: {line.removeprefix('dict: ')}"
-            for line in str(error).splitlines()
-        ]
-        raise type(error)("\n".join(lines)) from error
 
 
 def _listed(plugins: Iterable[Any]) -> list[Any]:
@@ -224,7 +210,7 @@ def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins:
         # It needs a run directory.
         own.append({"metric_log": False})
     tree = {"workspace": str(Path.cwd()), "runner": [runner], "phase": [phase], "plugins": [*own, *named]}
-    builder = ConfigBuilder(tree)
+    builder = ConfigBuilder(tree, name="fit")
     if builder.config is None:
         raise ConfigError(builder.faults)
     return builder.config
@@ -250,12 +236,10 @@ def _new_context(
     chosen += [built_plugin(plugin, several=several) for plugin in built]
     names = Counter(plugin.name for plugin in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
-        what = f"two plugins have the name '{twice[0]}'"
+        what = f"fit: two plugins have the name '{twice[0]}'"
         raise PluginError(f"{what}; give one of the objects another name in its attribute plugin_name")
     if wrapping := [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]:
-        what = (
-            f"plugin '{wrapping[0]}' has the hook wrap_model, which fit does not call, since the optimizers are there"
-        )
+        what = f"fit: plugin '{wrapping[0]}' has the hook wrap_model, which comes before the optimizers are made"
         raise PluginError(f"{what}; wrap the module before the Brain gets it")
     if not world.is_main:
         chosen = [plugin for plugin in chosen if getattr(plugin.target, "every_rank", False) is True]

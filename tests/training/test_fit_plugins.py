@@ -186,7 +186,7 @@ def test_without_an_output_folder_such_a_plugin_is_refused() -> None:
 @pytest.mark.parametrize(
     ("plugins", "message"),
     [
-        (["early_stoping"], "there is no plugin 'early_stoping'; did you mean 'early_stopping'"),
+        (["early_stoping"], "^fit: plugins: there is no plugin 'early_stoping'; did you mean 'early_stopping'"),
         ([{"early_stopping": {"patienc": 1}}], "unexpected keyword argument 'patienc'; its arguments are"),
         ([SGD], "SGD has no hook; mark a method"),
         ([object()], "object has no hook; mark a method"),
@@ -248,7 +248,7 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_a_plugin(log_lines: li
 
 def test_two_plugins_of_one_name_are_refused_unless_one_has_another() -> None:
     first, second = Telling(), Telling()
-    with pytest.raises(PluginError, match=r"two plugins have the name 'Telling'; give one of the objects another"):
+    with pytest.raises(PluginError, match=r"fit: two plugins have the name 'Telling'; give one of the objects another"):
         Line().fit(range(1), DATA, plugins=[first, second])
     second.plugin_name = "second"
     Line().fit(range(1), DATA, plugins=[first, second])
@@ -373,7 +373,7 @@ class Wrapping:
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        (Wrapping(), "plugin 'Wrapping' has the hook wrap_model, which fit does not call"),
+        (Wrapping(), "fit: plugin 'Wrapping' has the hook wrap_model, which comes before the optimizers"),
         ("report", "report: shows a run directory, and a Brain that trains alone has none"),
     ],
 )
