@@ -418,9 +418,19 @@ def joined(timeout: float | None = None) -> Iterator[World]:
             if world._failure is None:
                 world.all_gather(None)
         if not has_group and world._failure is None:
+            _let_threads_finish()
             distributed.destroy_process_group()
     finally:
         _worlds.pop()
+
+
+def _let_threads_finish() -> None:
+    """Give the threads of gloo time to release the tensors of the last exchanges, for which they need the interpreter.
+
+    One that does so while Python is shutting down aborts the process (pytorch/pytorch#179291). Destroying the group waits
+    for its threads only if nothing else refers to the group, and a DDP module of a script does.
+    """
+    time.sleep(0.1)
 
 
 def launched_size() -> int:
