@@ -221,7 +221,7 @@ class CheckpointStore:
         """
         entries = models.items() if isinstance(models, Mapping) else ()
         phases = {phase: entry for phase, entry in entries if weights.is_entry(entry)}
-        self.initial = InitialModels(phases)
+        self.initial = InitialModels(phases, owners)
         hidden = parts.hidden_parts(phases, {**parts.owners_of(phases), **(owners or {})}, self.recoverables)
         parts.warn_of_hidden({place: part for place, part in hidden.items() if place not in self._hidden})
         self._hidden |= hidden.keys()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pipeline.checkpoint.comparison import brief
 from pipeline.checkpoint.modes import Modes, names_in_evaluation_mode, restore_modes
 from pipeline.checkpoint.optimizer_state import remember_numbers
-from pipeline.checkpoint.parts import Parts, options_of_parts, part_states, parts_of, split_states
+from pipeline.checkpoint.parts import Parts, options_of_parts, owners_of, part_states, parts_of, split_states
 from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, tied_names, unique_modules
 from pipeline.errors import CheckpointError
 
@@ -26,10 +26,18 @@ class InitialModels:
 
     Args:
         models: phase -> what the network stage built for it; nothing was restored yet.
+        owners: what holds parts besides Brains and updaters, by place.
+
+    Attributes:
+        frozen: phase -> the parameters that are not trained.
+        modes: model -> its modules in evaluation mode.
+        options: place -> the options of a part.
     """
 
-    def __init__(self, models: Models) -> None:
-        parts = parts_of(models)
+    def __init__(self, models: Models, owners: Mapping[str, Any] | None = None) -> None:
+        self._owners = owners or {}
+        self._places = [*owners_of(models), *self._owners]
+        parts = self.parts(models)
         self.frozen = _frozen(models)
         self.modes = _modes(models, parts)
         self.options = options_of_parts(parts)
@@ -43,19 +51,27 @@ class InitialModels:
         self._sharing = {phase: _sharing(module) for phase, module in modules.items()}
         self._tied = {phase: _tied_parameters(module) for phase, module in modules.items()}
 
-    def changes(self, models: Models, updaters: Mapping[str, Any], recoverables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what checkpoints keep of the models, in addition to weights, schedulers and the states of updaters.
+    def parts(self, models: Models) -> dict[str, Any]:
+        """Return the parts of the models and of the other owners, by place."""
+        return parts_of(models, {**owners_of(models), **self._owners})
+
+    def owns(self, place: str) -> bool:
+        """Return whether a part at this place belongs to a Brain, an updater or one of the other owners."""
+        return place.startswith(tuple(f"{owner}." for owner in self._places))
+
+    def changes(self, models: Models, states: Any, recoverables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what checkpoints keep of the models, in addition to weights, schedulers and other states.
 
         Args:
             models: phase -> what the network stage built for it.
-            updaters: phase -> the state of its updater.
+            states: these, such as those of the updaters.
             recoverables: the objects that are saved by name.
 
         Raises:
             CheckpointError: there is something to which a resumed run could not be led.
         """
-        parts = parts_of(models)
-        shared, own = split_states(parts, part_states(parts, self.options, updaters, recoverables))
+        parts = self.parts(models)
+        shared, own = split_states(parts, part_states(parts, self.options, states, recoverables))
         for place, sizes in _groups(models).items():
             if sizes != self._groups.get(place, sizes):
                 was = f"had parameter groups of {self._groups[place]} when the training began, and has of {sizes}"
@@ -76,7 +92,7 @@ class InitialModels:
             models: phase -> what the network stage built for it.
             saved: ``modes`` of a training state.
         """
-        modules = _with_modes(models, parts_of(models))
+        modules = _with_modes(models, self.parts(models))
         restore_modes(modules, saved["begun"], saved["now"], self.modes)
 
     def resized_buffers(self, models: Models) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from pipeline.checkpoint.load_errors import fitting, loading
 from pipeline.checkpoint.optimizer_state import Options, load_optimizer, optimizer_state_of, options_of
 from pipeline.checkpoint.tensors import memory_of, tensors_in
 from pipeline.checkpoint.user_objects import DEPTH, MOST_ITEMS, contents_of, direct_items, is_framework
-from pipeline.checkpoint.weights import Models, buffers_of, load_module, module_of
+from pipeline.checkpoint.weights import Models, buffers_of, load_module, module_of, unique_brains
 from pipeline.errors import CheckpointError, printable
 
 # Place -> part.
@@ -109,7 +109,7 @@ def options_of_parts(parts: Parts) -> dict[str, Options]:
 def part_states(
     parts: Parts,
     configured: PartOptions,
-    updaters: Mapping[str, Any] | None = None,
+    states: Any = None,
     recoverables: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the states of the parts, by place; None for one without a state, or whose state is saved elsewhere.
@@ -117,24 +117,35 @@ def part_states(
     Args:
         parts: the parts now.
         configured: what ``options_of_parts`` returned when the training began.
-        updaters: the states of the updaters. They may contain that of an optimizer.
+        states: other states that are saved, such as those of the updaters. They may contain that of an optimizer.
         recoverables: the objects that are saved by name.
 
     Raises:
         CheckpointError: a part was made after the training had started.
     """
-    saved = {memory_of(tensor) for tensor in tensors_in(updaters)}
+    saved = {memory_of(tensor) for tensor in tensors_in(states)}
     named = _targets(recoverables)
-    states: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for place, part in parts.items():
         state = None if id(part) in named else _state_of(part, configured.get(place, ()))
         memory = {memory_of(tensor) for tensor in tensors_in(state)}
         is_saved = bool(memory) and memory <= saved and not is_of_user(part)
-        states[place] = None if is_saved else state
-        if place not in configured and not _is_empty(states[place]):
+        own[place] = None if is_saved else state
+        if place not in configured and not _is_empty(own[place]):
             what = f"{place} was made after the training had begun: a resumed run could not be led there"
             raise CheckpointError(f"{what}; make it in the constructor, in on_fit_start or in setup_model")
-    return states
+    return own
+
+
+def trained_modules(models: Models, parts: Parts) -> dict[str, nn.Module]:
+    """Return the modules whose parameters may have gradients: those of each phase, and by place those among the parts.
+
+    Of phases that share a Brain, the first has its modules.
+    """
+    with_brain = {phase: entry for phase, entry in models.items() if entry.get("brain") is not None}
+    modules = {phase: entry["brain"].modules for phase, entry in unique_brains(with_brain).items()}
+    modules |= {phase: module_of(entry) for phase, entry in models.items() if phase not in with_brain}
+    return modules | {place: part for place, part in parts.items() if isinstance(part, nn.Module)}
 
 
 def split_states(parts: Parts, states: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.checkpoint import weights
 from pipeline.checkpoint.initial_models import InitialModels, restore_frozen
 from pipeline.checkpoint.load_errors import fitting, loading
-from pipeline.checkpoint.parts import parts_of, restore_parts
+from pipeline.checkpoint.parts import restore_parts, trained_modules
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import Recoverable, SchedulerState, TrainingState, classes_of
@@ -46,22 +46,16 @@ def restore_training(
         if phases | later != saved.weights.keys() | later:
             what = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(phases))}"
             raise CheckpointError(f"{where}: {what}; {_REMEDY}")
-        restore_weights(saved, models)
     context["train_state"].update(saved.train_state)
     if state is None:
+        restore_weights(saved, models)
         return
     context.restore_requests(context.stop_reason if state.stopped is None else state.stopped, state.requested)
-    brains = unique_brains(models)
     _check_phases(state, models, where)
-    for phase, entry in brains.items():
+    if models and initial:
+        restore_models(saved, models, initial)
+    for phase, entry in unique_brains(models).items():
         _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
-        restore_gradients(entry["brain"].modules, state.gradients[phase], f"{where}: gradients.{phase}")
-    if initial:
-        restore_parts(parts_of(models), {**state.parts, **state.objects}, initial.options, where)
-        if state.frozen:
-            restore_frozen(models, state.frozen.to_tree(), initial.frozen)
-        if state.modes:
-            initial.restore_modes(models, state.modes.to_tree())
     for phase, entry in models.items():
         with loading(f"{where}: updaters.{phase}"):
             entry["updater"].set_state_dict(state.updaters[phase])
@@ -69,6 +63,32 @@ def restore_training(
     # An engine restores them when the code has arrived at the place.
     if state.engine is None:
         restore_generators(state, where)
+
+
+def restore_models(saved: LoadedCheckpoint, models: Models, initial: InitialModels) -> None:
+    """Restore weights and gradients, the parts, and which parameters are trained and in which mode modules are.
+
+    Args:
+        saved: a checkpoint with a training state.
+        models: phase -> what the network stage built for it.
+        initial: the same as they were before anything was restored.
+
+    Raises:
+        CheckpointError: something does not fit.
+    """
+    state, where = saved.state, str(saved.path)
+    assert state
+    restore_weights(saved, models)
+    parts = initial.parts(models)
+    for name, module in trained_modules(models, parts).items():
+        _restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
+    # An experiment makes its parts later.
+    states = {place: own for place, own in {**state.parts, **state.objects}.items() if initial.owns(place)}
+    restore_parts(parts, states, initial.options, where)
+    if state.frozen:
+        restore_frozen(models, state.frozen.to_tree(), initial.frozen)
+    if state.modes:
+        initial.restore_modes(models, state.modes.to_tree())
 
 
 def restore_weights(saved: LoadedCheckpoint, models: Models) -> None:
@@ -101,7 +121,7 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, SchedulerSta
             scheduler.load_state_dict(saved.state)
 
 
-def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor], where: str) -> None:
+def _restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor], where: str) -> None:
     """Restore gradients by the names of their parameters; no other parameter has one afterwards.
 
     Raises:

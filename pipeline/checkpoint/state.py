@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipeline.checkpoint.comparison import below, brief
 from pipeline.checkpoint.initial_models import InitialModels
 from pipeline.checkpoint.load_errors import fitting
+from pipeline.checkpoint.parts import trained_modules
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.storage import without_numpy
 from pipeline.checkpoint.weights import Models, unique_brains
@@ -353,8 +354,6 @@ class ExperimentState(StateModel):
         data: the place in the data.
         in_epoch: whether an epoch has begun and is not over.
         numbers: the training numbers of this epoch, by name.
-        attributes: the states of its attributes.
-        objects: those of objects of the user in them.
         lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
         state: its ``training_state``.
     """
@@ -362,8 +361,6 @@ class ExperimentState(StateModel):
     data: CursorState
     in_epoch: bool
     numbers: dict[str, MeterState]
-    attributes: dict[str, Any]
-    objects: dict[str, Any]
     lines: int | None
     state: OwnState
 
@@ -397,7 +394,8 @@ class TrainingState(StateModel):
         version: of the format.
         updaters: phase -> the state of its updater.
         optim_schedulers: phase -> name -> its state; of phases that share a Brain, the first has them.
-        gradients: likewise, name of a parameter -> the gradient of an open accumulation window.
+        gradients: likewise, and by place for each module among the parts: name of a parameter -> its gradient in an open
+            accumulation window.
         random: of the generators.
         metrics: phase -> the numbers of the running epoch.
         engine: where the engine is; None: something else trains.
@@ -440,25 +438,27 @@ class TrainingState(StateModel):
             models: phase -> what the network stage built for it; of phases that share a Brain, the first speaks for all.
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
-            more: what the training itself needs: ``engine``, ``metrics`` or ``experiment``; ``gradients`` of modules
-                that no Brain has; ``stopped``; ``requested``; ``seconds``.
+            more: what the training itself needs: ``engine``, ``metrics`` or ``experiment``; ``stopped``; ``requested``;
+                ``seconds``.
 
         Raises:
             CheckpointError: something has a state from which no run could go on.
         """
         trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
-        brains, owners = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
+        brains = unique_brains(trained)
+        owners = {phase: entry["updater"] for phase, entry in trained.items()}
         updaters = {phase: mapping_of(owner, owner.state_dict(), phase) for phase, owner in owners.items()}
-        gradients = {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()}
+        modules = trained_modules(models, initial.parts(models) if initial else {})
         own: dict[str, Any] = {
             "version": VERSION,
             "updaters": updaters,
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
-            "gradients": gradients | more.pop("gradients", {}),
+            "gradients": {name: gradients_of(module) for name, module in modules.items()},
             "random": random_state(),
             "recoverables": {name: _state_of(name, recoverable) for name, recoverable in recoverables.items()},
         }
-        changes = initial.changes(models, updaters, recoverables) if initial else {}
+        states = [updaters, more.get("experiment")]
+        changes = initial.changes(models, states, recoverables) if initial else {}
         return super().from_tree({**_DEFAULTS, **own, **changes, **more}, "the training state")
 
     @classmethod
@@ -558,7 +558,6 @@ _OWN: dict[str, _Rule] = {
     "engine.inner.*.state": _pass,
     "engine.generators": _kept,
     "experiment.data": _kept,
-    "experiment.objects": _kept,
     "experiment.numbers": _kept,
 }
 

@@ -20,15 +20,16 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline.checkpoint import initial_models, layout, load_errors, optimizer_state, parts, reader, restore
+from pipeline.checkpoint import layout, load_errors, optimizer_state, parts, reader
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
-from pipeline.checkpoint.gradients import TrainingGradients, gradients_of_training
+from pipeline.checkpoint.gradients import TrainingGradients
 from pipeline.checkpoint.random_state import (
     random_state,
     restore_random_state,
 )
+from pipeline.checkpoint.restore import restore_models
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.checkpoint.state import CursorState, gradients_of
+from pipeline.checkpoint.state import CursorState
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import PhaseSchema, RunnerSchema, has_effect, ignored_by_experiment, parse_intervals
@@ -325,12 +326,12 @@ class ExperimentBase(RunnerBase):
             scheduler.bind(self._record)
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
-        self._options = parts.options_of_parts(trained)
-        self._store.begin(self.context["model"], {"self": self})
+        self._options = parts.options_of_parts(self._optimizer())
+        self._store.begin(self.context["model"], {"self": proxy(self)})
 
     def _trained(self) -> dict[str, Any]:
         """Return everything with a state except the model, such as optimizers and schedules, by name."""
-        return {**self._optimizer(), **self._parts()}
+        return {**self._optimizer(), **parts.parts_of({PHASE: {"model": self.model}}, {"self": self})}
 
     def _weight(self, batch: Any) -> int:
         """How much a batch counts in an accumulation window: on one rank all count alike."""
@@ -346,8 +347,7 @@ class ExperimentBase(RunnerBase):
         if isinstance(valid := self.valid_loader, SeededLoader):
             # All of it is rank 0's.
             valid.stop_sharing()
-        trained = (*self._optimizer().values(), *self._parts().values())
-        schedulers = [part for part in trained if isinstance(part, OptimScheduler)]
+        schedulers = [part for part in self._trained().values() if isinstance(part, OptimScheduler)]
         modules = self._modules().values()
         begin_on_ranks(modules, None if self.alone else self.context["runner"].seed)
         self._average = GradientAverage(modules, schedulers, self._record.count_samples)
@@ -358,19 +358,13 @@ class ExperimentBase(RunnerBase):
         """``self.optimizer``, if it has a state."""
         return {"self.optimizer": self.optimizer} if hasattr(self.optimizer, "state_dict") else {}
 
-    def _parts(self) -> dict[str, Any]:
-        """The attributes beside model and optimizer that have a state."""
-        places = parts.parts_of({PHASE: {"model": self.model}}, {"self": self})
-        return {place: part for place, part in places.items() if place != "self.optimizer"}
-
     def _generators(self) -> dict[str, Any]:
         """The random generators of its own: those in its attributes, and those of its data."""
         return own_generators({"": self}, {name: getattr(self, name) for name in ("train_loader", "valid_loader")})
 
     def _modules(self) -> dict[str, nn.Module]:
         """The model, and those of the parts that are modules."""
-        modules = {name: part for name, part in self._parts().items() if isinstance(part, nn.Module)}
-        return {PHASE: self.model, **modules}
+        return parts.trained_modules({PHASE: {"model": self.model}}, self._trained())
 
     @abstractmethod
     def train_batch(self) -> None:
@@ -558,22 +552,15 @@ class ExperimentBase(RunnerBase):
         self._newest = self._store.path_of(self.iteration)
 
     def _state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it besides the state of the engine."""
-        attributes = self._parts()
-        states = parts.part_states(attributes, self._options, recoverables=self._store.recoverables)
-        shared, own = parts.split_states(attributes, states)
+        """Return what a checkpoint keeps of it besides the models, its parts and the state of the engine."""
         experiment = {
             "data": self._cursor.state_dict(),
             "in_epoch": self._in_epoch,
             "numbers": self._numbers.state_dict(),
-            "attributes": shared,
-            "objects": own,
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
         }
-        with gradients_of_training():
-            gradients = {name: gradients_of(module) for name, module in self._modules().items()}
-        return {"experiment": experiment, "gradients": gradients}
+        return {"experiment": experiment}
 
     def resume_or_load(self) -> None:
         """Continue from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
@@ -617,20 +604,15 @@ class ExperimentBase(RunnerBase):
         if state is None or state.experiment is None:
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
-        where, own = str(checkpoint.path), state.experiment
+        own = state.experiment
         self.set_state_dict(checkpoint.train_state)
         is_in_epoch = bool(self._cursor.taken)
         if is_in_epoch and own.data.is_own:
             self._begin_again(own.data)
-        restore.restore_weights(checkpoint, self.context["model"])
-        for name, module in self._modules().items():
-            restore.restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
-        if state.frozen and self._store.initial:
-            frozen = {PHASE: {"model": self.model}}
-            initial_models.restore_frozen(frozen, state.frozen.to_tree(), self._store.initial.frozen)
-        with load_errors.loading(f"{where}: experiment.state"):
+        assert self._store.initial
+        restore_models(checkpoint, self.context["model"], self._store.initial)
+        with load_errors.loading(f"{checkpoint.path}: experiment.state"):
             self.load_training_state(own.state)
-        parts.restore_parts(self._parts(), {**own.attributes, **own.objects}, self._options, where)
         self._numbers.load_state_dict({name: meter.to_tree() for name, meter in own.numbers.items()})
         # An epoch had begun, and was not over.
         self._interrupted = own.in_epoch
@@ -761,7 +743,7 @@ class ExperimentBase(RunnerBase):
         A validation that no interval asks for may step a schedule. A run with a higher limit makes
         no such validation, so a resumed run must not depend on it.
         """
-        trained = {**self._optimizer(), **self._parts()}.values()
+        trained = self._trained().values()
         schedules = [part for part in trained if isinstance(part, LRScheduler)]
         optimizers = [part for part in trained if isinstance(part, Optimizer)]
         states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]

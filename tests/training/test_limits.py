@@ -131,7 +131,7 @@ def test_experiment_limit_after_epoch_keeps_its_schedule(tmp_path: Path) -> None
         state = checkpoint.state
         assert state
         assert state.experiment
-        return {"weights": checkpoint.weights, "attributes": state.experiment.attributes}
+        return {"weights": checkpoint.weights, "attributes": state.parts}
 
     assert differences(states("limited", 7, 15), states("unbroken", 15)) == []
 

@@ -263,6 +263,40 @@ class Nested(Alternating):
         self.kits = {"other": Kit(self.others["last"])}
 
 
+class Scaling(UpdaterBase):
+    """Trains a scale of its own, on the gradients of two batches each."""
+
+    def __init__(self, brain: Brain, optim_schedulers: Any) -> None:
+        super().__init__()
+        self.model, self.scale = brain.modules["model"], nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD([*self.model.parameters(), *self.scale.parameters()], 0.1)
+        self.batches = 0
+
+    def update(self, batch: Any) -> Tensor:
+        loss = mse(self.scale(self.model(batch[0])), batch[1])
+        torch.autograd.backward(loss)
+        self.batches += 1
+        if self.batches % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss
+
+    def state_dict(self) -> Options:
+        return {**super().state_dict(), "batches": self.batches}
+
+    def set_state_dict(self, state: Options) -> None:
+        self.batches = state["batches"]
+        super().set_state_dict({name: value for name, value in state.items() if name != "batches"})
+
+
+def test_open_gradients_of_a_module_that_an_updater_holds_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config({"save_interval": "1 iteration"}, updater={"class_path": Scaling})
+    unbroken, resumed = both(monkeypatch, chosen)
+    assert unlike((unbroken, resumed)) == []
+    scales = [context["model"]["p"]["updater"].scale.state_dict() for context in (unbroken, resumed)]
+    assert list(differences(*scales)) == []
+
+
 def test_deeper_optimizer_is_named_once(log_lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kill, "at", -1)
     context = GeneralTrainer(config({"save_interval": "1 iteration"}, updater={"class_path": Nested})).run()
