@@ -29,7 +29,6 @@ from pipeline.training.engine import Engine
 from pipeline.training.phase import pass_loader, phase_errors, phase_of
 from pipeline.training.train_pass import TrainPass
 from pipeline.training.trainable import trainable_of
-from pipeline.training.updater import is_plain
 
 # How much of the smoothed loss stays with each further one.
 SMOOTHING = 0.9
@@ -268,7 +267,7 @@ def search(context: Context, phase: Phase, rates: list[float], diverges: float) 
     try:
         test = RangeTest(context, phase, rates, diverges)
         training = TrainPass(test, phase.name, phase["brain"], phase["updater"], repeat=True)
-        plain = is_plain(training.brain, training.updater)
+        plain = training.updater.is_plain(training.brain)
         name = f"{type(phase.updater).__name__}.update"
         with phase_errors(phase.name), training.resources:
             training.run(training.trainable.fit_batch if plain else training.custom(phase.updater.update, name))

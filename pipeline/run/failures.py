@@ -8,7 +8,6 @@ from typing import Any
 
 from loguru import logger
 
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.distributed import world
 from pipeline.distributed.world import Failure, PeerError
@@ -101,6 +100,21 @@ def _write_status(
     directory.write_status(state, exit_code=code, reason=reason, resumable=resumable, train_state=counters, error=what)
 
 
+# What a recipe for SpeechBrain calls of its ``self.checkpointer``.
+CHECKPOINTER_CALLS = {
+    "add_recoverable",
+    "add_recoverables",
+    "delete_checkpoints",
+    "find_checkpoint",
+    "find_checkpoints",
+    "list_checkpoints",
+    "load_checkpoint",
+    "recover_if_possible",
+    "save_and_keep_only",
+    "save_checkpoint",
+}
+
+
 def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     """The headline: which stage, class and line of the config, and which of its methods; or which plugin."""
     name = f"runner '{runner.settings.name}'"
@@ -121,7 +135,7 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     failed = f"{place} failed in {method}" if method else f"{place} failed"
     # Such as the sample for which a dataset raised it.
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if "\n" not in note)
-    if isinstance(error, AttributeError) and error.obj is None and error.name in vars(Checkpointer):
+    if isinstance(error, AttributeError) and error.obj is None and error.name in CHECKPOINTER_CALLS:
         notes += " (if this is self.checkpointer: a Brain in a config has none, since the run saves; set save_interval and keep_best)"
     return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
 

@@ -21,7 +21,6 @@ from pipeline.training.engine import engine_of
 from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for
-from pipeline.training.updater import is_plain
 from pipeline.user_code.class_path import load_named
 from pipeline.user_code.plugins import prediction_formats
 
@@ -78,7 +77,7 @@ class Runner(RunnerBase):
         if overridden(self, Runner, "train_batch"):
             name = f"{type(self).__name__}.train_batch"
             training.run(training.custom(partial(self.train_batch, context, phase), name))
-        elif is_plain(training.brain, training.updater):
+        elif training.updater.is_plain(training.brain):
             training.run(training.trainable.fit_batch)
         else:
             training.run(training.custom(phase.updater.update, f"{type(phase.updater).__name__}.update"))

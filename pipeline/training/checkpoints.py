@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from loguru import logger
 
 from pipeline.checkpoint import layout
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
-from pipeline.checkpoint.checkpointer import BrainSession
 from pipeline.checkpoint.gradients import gradients_of_training
 from pipeline.checkpoint.reader import Iterations
+from pipeline.checkpoint.weights import Models
 from pipeline.config.schema import WARN
 from pipeline.context import Context
 from pipeline.distributed.strategy import broadcast_tensors, require_equal_weights
@@ -21,6 +21,23 @@ from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError
 from pipeline.training.evaluation import BestTracker
 from pipeline.training.trainable import trainables
+
+
+class SaveSession(Protocol):
+    """Answers the requests for checkpoints of a Brain that trains alone."""
+
+    @property
+    def requests(self) -> Collection[object] | None:
+        """The requests since the last save; None if they are answered at once."""
+
+    def saving(self, *, end_of_epoch: bool) -> AbstractContextManager[None]:
+        """Return a block in which a checkpoint is captured and saved; ``end_of_epoch``: no epoch is running."""
+
+    def save(self, models: Models, train_state: Mapping[str, int], metrics: Mapping[str, Any], *rest: Any) -> Path:
+        """Write a checkpoint, as ``CheckpointStore.save`` does, and answer the requests with it."""
+
+    def end_fit(self) -> None:
+        """Answer requests at once from now on."""
 
 
 class Checkpoints:
@@ -40,7 +57,7 @@ class Checkpoints:
         context: Context,
         best: BestTracker | None,
         on_error: str,
-        session: BrainSession | None = None,
+        session: SaveSession | None = None,
     ) -> None:
         self.store, self.context, self.best, self.on_error = store, context, best, on_error
         self._session = session

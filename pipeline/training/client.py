@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pipeline.checkpoint.checkpointer import BrainSession
 from pipeline.checkpoint.random_state import generators_in
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
 from pipeline.errors import StageError
+from pipeline.training.checkpoints import SaveSession
 from pipeline.training.evaluation import Verb
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.phase import loader_of, phase_errors
@@ -41,7 +41,7 @@ class Client:
     validates_in_order = True
     ends_saved = False
     saves = True
-    session: BrainSession | None = None
+    session: SaveSession | None = None
 
     def __init__(self, context: Context, stage: Any = None) -> None:
         self.context = context

@@ -37,7 +37,7 @@ from pipeline.training.phase import begin_on_ranks
 from pipeline.training.run_options import RunOptions
 from pipeline.training.train_pass import TrainPass
 from pipeline.training.trainable import Computation, Stage, trainable_of
-from pipeline.training.updater import Updater, is_plain
+from pipeline.training.updater import Updater
 from pipeline.user_code.plugin_calls import register_plugins
 from pipeline.user_code.plugins import built_plugin, load_plugins, plugin_manager
 
@@ -293,7 +293,7 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
     if saver:
         # Several processes look together, when it is time.
         saver.session.begin_fit(object if engine.agreement else engine.wake)
-    is_own = not is_plain(brain, updater)
+    is_own = not updater.is_plain(brain)
     most = options.debug_epochs if options.debug and options.debug_epochs > 0 else None
     count = 0
     with context.running_loop(engine), engine.running():

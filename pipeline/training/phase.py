@@ -20,7 +20,6 @@ from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import PlannedSchedule, TorchSchedule
 from pipeline.training.triggers import NEVER
-from pipeline.training.updater import is_plain
 from pipeline.user_code.tracebacks import error_context
 
 
@@ -224,7 +223,7 @@ def _steps_needed(
     sharing = [phase.name for phase in phases if owner.name in (phase.name, phase.model_of)]
     for name in sharing:
         # One of the user's own makes as many steps as it likes.
-        if not is_plain(models[name]["brain"], models[name]["updater"]):
+        if not models[name]["updater"].is_plain(models[name]["brain"]):
             return f"phase '{name}' has an updater or a fit_batch of its own"
     unknown = [f"dataset.{phase.dataset_name} has no length" for phase in phases if batches[phase.name] is None]
     if unknown and len(phases) > 1:

@@ -24,7 +24,7 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN
 from pipeline.training.evaluation import target_of
-from pipeline.training.meters import MOST
+from pipeline.training.meters import MOST, Meters
 from pipeline.training.metrics.base import judge, needs_target
 from pipeline.training.metrics.ranks import computed
 from pipeline.training.optim_scheduler import (
@@ -34,7 +34,6 @@ from pipeline.training.optim_scheduler import (
     losses_by_name,
 )
 from pipeline.training.trainable import Computation, Stage, Trainable, trainable_of
-from pipeline.training.updater import UpdaterBase
 
 
 class PassOwner(Protocol):
@@ -78,6 +77,29 @@ class PassOwner(Protocol):
 
     def close(self, training: TrainPass) -> None:
         """End a pass."""
+
+
+class BatchTrainer(Protocol):
+    """What trains on the batches of a phase: its ``updater``."""
+
+    @property
+    def state(self) -> Any:
+        """Its counters: ``iteration`` and ``epoch``."""
+
+    def is_plain(self, brain: Computation) -> bool:
+        """Return whether it trains on a batch as ``Trainable.fit_batch`` of this computation does."""
+
+    def begin_pass(self, epoch: int, count: PassCount, logged: Meters) -> None:
+        """Let a pass count the iterations, and report what is logged.
+
+        Args:
+            epoch: the epoch that is running, from 0.
+            count: counts the iterations.
+            logged: the numbers that the pass reports.
+        """
+
+    def end_pass(self, epoch: int | None) -> None:
+        """Note that a pass has ended; ``epoch``: how many epochs are done then, or None if it was cut short."""
 
 
 class PassCount:
@@ -128,7 +150,7 @@ class TrainPass:
         engine: PassOwner,
         phase: str,
         brain: Computation,
-        updater: UpdaterBase,
+        updater: BatchTrainer,
         metrics: Mapping[str, Any] | None = None,
         *,
         number: int = 0,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +23,10 @@ from pipeline.data.loader import length
 from pipeline.errors import CheckpointError, DataError
 from pipeline.training.meters import Meters
 from pipeline.training.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
+from pipeline.training.train_pass import PassCount
 from pipeline.training.trainable import Computation, trainable_of
 from pipeline.training.unregistered import require_registered
 from pipeline.training.weak_methods import own_method
-
-
-def is_plain(brain: Computation, updater: UpdaterBase) -> bool:
-    """Whether an update is what ``Trainable.fit_batch`` does, and nothing else."""
-    own = trainable_of(brain).overrides("fit_batch") or "fit_batch" in vars(brain)
-    return type(updater) is Updater and updater.brain is brain and not own
-
-
-class Count(Protocol):
-    """Counts the batches that a phase has trained on."""
-
-    @property
-    def iterations(self) -> int:
-        """How many."""
 
 
 class UpdaterState:
@@ -56,7 +43,7 @@ class UpdaterState:
     def __init__(self, iteration: int = 0, epoch: int = 0) -> None:
         self.epoch = epoch
         self._iteration = iteration
-        self._count: Count | None = None
+        self._count: PassCount | None = None
         # What the pass had counted when the iteration was assigned.
         self._counted = 0
 
@@ -73,7 +60,7 @@ class UpdaterState:
         if self._count is not None:
             self._counted = self._count.iterations
 
-    def follow(self, count: Count) -> None:
+    def follow(self, count: PassCount) -> None:
         """Let a pass count the iterations."""
         self._count, self._counted, self._iteration = count, count.iterations, count.iterations
 
@@ -111,7 +98,11 @@ class UpdaterBase:
         """What ``log`` gathers."""
         return Meters()
 
-    def begin_pass(self, epoch: int, count: Count, logged: Meters) -> None:
+    def is_plain(self, brain: Computation) -> bool:
+        """Return whether an update is what ``Trainable.fit_batch`` of a Brain does, and nothing else."""
+        return False
+
+    def begin_pass(self, epoch: int, count: PassCount, logged: Meters) -> None:
         """Let a pass of a run count the iterations, and report what is logged.
 
         Args:
@@ -186,6 +177,11 @@ class Updater(UpdaterBase):
     def __init__(self, brain: Computation) -> None:
         super().__init__()
         self.brain = brain
+
+    def is_plain(self, brain: Computation) -> bool:
+        """Return whether an update is what ``Trainable.fit_batch`` of this Brain does, and nothing else."""
+        own = trainable_of(brain).overrides("fit_batch") or "fit_batch" in vars(brain)
+        return type(self) is Updater and self.brain is brain and not own
 
     def update(self, batch: Any) -> Tensor:
         """Train on one batch, and return its loss, detached."""

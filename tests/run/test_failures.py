@@ -15,9 +15,10 @@ import pytest
 from forked_runs import Zygote
 from loguru import logger
 
-from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline import Checkpointer, Context, GeneralTrainer, hookimpl
 from pipeline.distributed.world import Failure, PeerError
 from pipeline.errors import ClassPathError, DataError, ExitCode, PipelineError, StorageError
+from pipeline.run import failures
 from pipeline.stages.base import METHODS, TerminalBase
 
 Act = Callable[[Context], object]
@@ -358,6 +359,11 @@ def test_a_brain_that_calls_the_checkpointer_that_it_has_not_in_a_config_is_told
     assert "AttributeError: 'NoneType' object has no attribute 'save_and_keep_only'" in calls
     assert calls.endswith(said)
     assert not [call for call in ("hparams.save_checkpoint", "checkpointer.other()") if said in reason(call)]
+
+
+def test_the_calls_that_are_explained_are_those_of_a_checkpointer() -> None:
+    calls = {name for name in vars(Checkpointer) if not name.startswith("_") and callable(getattr(Checkpointer, name))}
+    assert calls == failures.CHECKPOINTER_CALLS
 
 
 def test_of_an_error_in_a_worker_the_verb_is_that_which_waited_for_the_batch(linear: Path) -> None:
