@@ -9,60 +9,60 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from pipeline.brain.brain import Brain as Brain
+    from pipeline.brain.checkpointer import Checkpointer as Checkpointer
+    from pipeline.brain.main_process import ddp_init_group as ddp_init_group
+    from pipeline.brain.main_process import if_main_process as if_main_process
+    from pipeline.brain.main_process import main_process_only as main_process_only
+    from pipeline.brain.main_process import run_on_main as run_on_main
+    from pipeline.brain.script import create_experiment_directory as create_experiment_directory
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
     from pipeline.context import Phase as Phase
     from pipeline.data.loader import make_loader as make_loader
     from pipeline.data.rng import sample_generator as sample_generator
-    from pipeline.distributed.main_process import ddp_init_group as ddp_init_group
-    from pipeline.distributed.main_process import if_main_process as if_main_process
-    from pipeline.distributed.main_process import main_process_only as main_process_only
-    from pipeline.distributed.main_process import run_on_main as run_on_main
+    from pipeline.engine.run_options import RunOptions as RunOptions
+    from pipeline.engine.run_options import parse_arguments as parse_arguments
+    from pipeline.engine.trainable import Stage as Stage
+    from pipeline.engine.triggers import Trigger as Trigger
+    from pipeline.experiment.experiment import ExperimentBase as ExperimentBase
     from pipeline.hookspecs import hookimpl as hookimpl
     from pipeline.hookspecs import observe as observe
+    from pipeline.optim.optim_scheduler import OptimScheduler as OptimScheduler
+    from pipeline.optim.optim_scheduler import optimize as optimize
     from pipeline.run.runs import list_runs as list_runs
     from pipeline.stages.base import InstanceBase as InstanceBase
     from pipeline.stages.base import NetworkBase as NetworkBase
     from pipeline.stages.base import RunnerBase as RunnerBase
     from pipeline.stages.base import StartupBase as StartupBase
     from pipeline.stages.base import TerminalBase as TerminalBase
-    from pipeline.stages.experiment import ExperimentBase as ExperimentBase
     from pipeline.stages.trained_model import TrainedModel as TrainedModel
     from pipeline.stages.trained_model import load as load
     from pipeline.trainer import GeneralTrainer as GeneralTrainer
-    from pipeline.training.brain import Brain as Brain
-    from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
-    from pipeline.training.optim_scheduler import optimize as optimize
-    from pipeline.training.run_options import RunOptions as RunOptions
-    from pipeline.training.run_options import parse_arguments as parse_arguments
-    from pipeline.training.script import create_experiment_directory as create_experiment_directory
-    from pipeline.training.trainable import Stage as Stage
-    from pipeline.training.triggers import Trigger as Trigger
-    from pipeline.training.updater import StandardUpdater as StandardUpdater
-    from pipeline.training.updater import Updater as Updater
-    from pipeline.training.updater import UpdaterBase as UpdaterBase
-    from pipeline.training.updater import UpdaterState as UpdaterState
+    from pipeline.updater.updater import StandardUpdater as StandardUpdater
+    from pipeline.updater.updater import Updater as Updater
+    from pipeline.updater.updater import UpdaterBase as UpdaterBase
+    from pipeline.updater.updater import UpdaterState as UpdaterState
 
 _HOMES = {
-    "pipeline.checkpoint.checkpointer": ("Checkpointer",),
+    "pipeline.brain.checkpointer": ("Checkpointer",),
     "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
-    "pipeline.distributed.main_process": ("ddp_init_group", "if_main_process", "main_process_only", "run_on_main"),
+    "pipeline.brain.main_process": ("ddp_init_group", "if_main_process", "main_process_only", "run_on_main"),
     "pipeline.hookspecs": ("hookimpl", "observe"),
     "pipeline.run.runs": ("list_runs",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
-    "pipeline.stages.experiment": ("ExperimentBase",),
+    "pipeline.experiment.experiment": ("ExperimentBase",),
     "pipeline.stages.trained_model": ("TrainedModel", "load"),
     "pipeline.trainer": ("GeneralTrainer",),
-    "pipeline.training.brain": ("Brain",),
-    "pipeline.training.optim_scheduler": ("OptimScheduler", "optimize"),
-    "pipeline.training.run_options": ("RunOptions", "parse_arguments"),
-    "pipeline.training.script": ("create_experiment_directory",),
-    "pipeline.training.trainable": ("Stage",),
-    "pipeline.training.triggers": ("Trigger",),
-    "pipeline.training.updater": ("StandardUpdater", "Updater", "UpdaterBase", "UpdaterState"),
+    "pipeline.brain.brain": ("Brain",),
+    "pipeline.optim.optim_scheduler": ("OptimScheduler", "optimize"),
+    "pipeline.engine.run_options": ("RunOptions", "parse_arguments"),
+    "pipeline.brain.script": ("create_experiment_directory",),
+    "pipeline.engine.trainable": ("Stage",),
+    "pipeline.engine.triggers": ("Trigger",),
+    "pipeline.updater.updater": ("StandardUpdater", "Updater", "UpdaterBase", "UpdaterState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = list(_HOME_OF)

@@ -105,7 +105,7 @@ class CheckpointerView(Protocol):
 
 
 class BrainView(Protocol):
-    """What a runner stage needs of the Brain of a phase; it is in ``training/brain.py``.
+    """What a runner stage needs of the Brain of a phase; it is in ``brain/brain.py``.
 
     What a class of your own has besides is on ``phase.model``.
     """
@@ -129,7 +129,7 @@ class BrainView(Protocol):
 
 
 class UpdaterView(Protocol):
-    """What a runner stage needs of the updater of a phase; it is in ``training/updater.py``."""
+    """What a runner stage needs of the updater of a phase; it is in ``updater/updater.py``."""
 
     def update(self, batch: Any) -> Any:
         """Train on one batch; its loss, several by name, or None."""
@@ -218,7 +218,7 @@ class GradientsView(Protocol):
 
 
 class TrainingLoop(Protocol):
-    """What the context needs of the engine of a runner stage; it is in ``training/engine.py``."""
+    """What the context needs of the engine of a runner stage; it is in ``engine/engine.py``."""
 
     def wake(self) -> object:
         """As ``Context.wake``."""

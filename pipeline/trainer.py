@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from pipeline.brain.start import begin_fit
 from pipeline.check.checker import check_or_raise
 from pipeline.checkpoint.storage import short
 from pipeline.config.load import Config, Source
 from pipeline.context import STATUSES, Context
+from pipeline.engine.engine import make_engine
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.run import failures, session
 from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession, Training
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.training.engine import make_engine
-from pipeline.training.start import begin_fit
 from pipeline.user_code.uncalled import TRAINER_REMEDIES, uncalled_faults_of_class
 
 

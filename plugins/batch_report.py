@@ -18,11 +18,11 @@ from pipeline.checkpoint.storage import short
 from pipeline.config.yaml_tree import DEFAULT
 from pipeline.context import Context
 from pipeline.data.batch import split
+from pipeline.engine.evaluation import evaluate
+from pipeline.engine.train_pass import TrainPass
 from pipeline.errors import DataError, PipelineError
+from pipeline.experiment.experiment import ExperimentBase
 from pipeline.run.session import RunnerSession
-from pipeline.stages.experiment import ExperimentBase
-from pipeline.training.evaluation import evaluate
-from pipeline.training.train_pass import TrainPass
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import failing_plugin
 

@@ -22,13 +22,13 @@ from pipeline.checkpoint.storage import finite, write_json
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
+from pipeline.engine.client import Client
+from pipeline.engine.engine import Engine
+from pipeline.engine.phase import pass_loader, phase_errors, phase_of
+from pipeline.engine.train_pass import TrainPass
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
-from pipeline.training.client import Client
-from pipeline.training.engine import Engine
-from pipeline.training.phase import pass_loader, phase_errors, phase_of
-from pipeline.training.train_pass import TrainPass
-from pipeline.training.trainable import trainable_of
 
 # How much of the smoothed loss stays with each further one.
 SMOOTHING = 0.9

@@ -15,11 +15,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 from pipeline import hookimpl
+from pipeline.brain.brain import Brain
 from pipeline.checkpoint import storage
 from pipeline.context import Context
 from pipeline.data.batch import listed
 from pipeline.errors import ConfigError
-from pipeline.training.brain import Brain
 
 
 class ModelSummary:

@@ -12,14 +12,14 @@ from loguru import logger
 from torch import Tensor, nn
 
 from pipeline import hookimpl, hookspecs
+from pipeline.brain.brain import Brain, Stage
 from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
 from pipeline.context import Context, Phase
+from pipeline.engine.phase import phase_of
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError
-from pipeline.training.brain import Brain, Stage
-from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
-from pipeline.training.phase import phase_of
-from pipeline.training.touched_rows import with_dense_gradients
-from pipeline.training.trainable import trainable_of
+from pipeline.optim.optim_scheduler import Losses, autocast, losses_by_name
+from pipeline.optim.touched_rows import with_dense_gradients
 
 from .shared.brain_copy import copy_of
 

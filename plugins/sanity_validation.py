@@ -12,6 +12,7 @@ from loguru import logger
 from torch.utils.data import DataLoader
 
 from pipeline import hookimpl, hookspecs
+from pipeline.brain.brain import Brain, Stage
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
@@ -20,11 +21,10 @@ from pipeline.data.generators import generators_of_phases
 from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.world import SINGLE
+from pipeline.engine.evaluation import evaluate, no_batch
+from pipeline.engine.phase import loader_of, pass_loader, phase_errors, phase_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.brain import Brain, Stage
-from pipeline.training.evaluation import evaluate, no_batch
-from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import loader_of, pass_loader, phase_errors, phase_of
+from pipeline.metrics.base import build_metrics
 
 from .shared.brain_copy import copy_of
 

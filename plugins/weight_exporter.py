@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as torch_pytree
 
 from pipeline import hookspecs
+from pipeline.brain.brain import Brain, ModuleBrain, Stage
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import WARN, RunnerSchema
@@ -26,11 +27,10 @@ from pipeline.context import Context
 from pipeline.data.batch import count_samples, count_targets, split, to_device
 from pipeline.data.loader import first_batches
 from pipeline.distributed.world import current_world
+from pipeline.engine.evaluation import evaluating, in_evaluation_mode
+from pipeline.engine.phase import pass_loader
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, StorageError, one_of
-from pipeline.training.brain import Brain, ModuleBrain, Stage
-from pipeline.training.evaluation import evaluating, in_evaluation_mode
-from pipeline.training.phase import pass_loader
-from pipeline.training.trainable import trainable_of
 
 NAME = "inference"
 

@@ -16,8 +16,8 @@ from pipeline_plugins import weight_exporter
 from pipeline import Context, GeneralTrainer, hookspecs, testing
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import DataError, PipelineError
+from pipeline.optim.optim_scheduler import OPTIMIZER_HOOKS
 from pipeline.signals import StoppedError
-from pipeline.training.optim_scheduler import OPTIMIZER_HOOKS
 from pipeline.user_code.plugins import HOOKS
 
 Recorded = Callable[..., Context]

@@ -11,9 +11,9 @@ import torch
 from click.testing import Result
 from torch import Tensor
 
+from pipeline.brain.brain import ModuleBrain, Stage
 from pipeline.data.batch import count_samples, split, to_device
 from pipeline.data.loader import EpochSampler, make_loader
-from pipeline.training.brain import ModuleBrain, Stage
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")

@@ -70,13 +70,13 @@ def test_mutants_that_no_test_notices_survive(tmp_path: Path) -> None:
     """Of a small tree, in which ``is_more`` is tested and ``is_less`` is only called; a test that always fails says nothing."""
     files = {
         "pipeline/__init__.py": "",
-        "pipeline/training/__init__.py": "",
-        "pipeline/training/compared.py": (
+        "pipeline/engine/__init__.py": "",
+        "pipeline/engine/compared.py": (
             "def is_more(a, b):\n    return a > b\n\n\ndef is_less(a, b):\n    return a < b\n\n\n"
             "def is_unused(a, b):\n    return a == b\n"
         ),
         "tests/test_compared.py": (
-            "from pipeline.training.compared import is_less, is_more\n\n\n"
+            "from pipeline.engine.compared import is_less, is_more\n\n\n"
             "def test_more():\n    assert (is_more(2, 1), is_more(1, 2)) == (True, False)\n\n\n"
             "def test_less():\n    is_less(1, 2)\n\n\n"
             "def test_broken():\n    assert is_less(2, 1)\n"

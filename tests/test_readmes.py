@@ -35,6 +35,7 @@ from pipeline import (
     StandardUpdater,
     Trigger,
     hookspecs,
+    metrics,
     stages,
 )
 from pipeline.check.checker import check
@@ -42,10 +43,10 @@ from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
 from pipeline.context import FIRST_KEYS, OTHER_KEYS, EngineMode
+from pipeline.engine.run_options import DEPRECATED
 from pipeline.errors import ExitCode
+from pipeline.optim import schedules
 from pipeline.stages.base import METHODS
-from pipeline.training import metrics, schedules
-from pipeline.training.run_options import DEPRECATED
 from pipeline.user_code.plugins import HOOKS, installed_plugins
 from pipeline.user_code.uncalled import TRAINER_REMEDIES
 from tests.conftest import command_texts
@@ -57,7 +58,7 @@ FOLDERS = (
     "",
     "pipeline",
     "pipeline/config",
-    "pipeline/training",
+    "pipeline/engine",
     "pipeline/checkpoint",
     "pipeline/distributed",
     "plugins",
@@ -67,7 +68,7 @@ FOLDERS = (
     "tests",
 )
 READMES = {folder: (REPOSITORY / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
-README, CONFIG, TRAINING = READMES[""], READMES["pipeline/config"], READMES["pipeline/training"]
+README, CONFIG, TRAINING = READMES[""], READMES["pipeline/config"], READMES["pipeline/engine"]
 
 
 def table(folder: str, header: str) -> list[str]:
@@ -136,7 +137,7 @@ def test_a_path_of_the_repository_exists(folder: str) -> None:
     assert [path for path in paths if not (REPOSITORY / path).is_file()] == []
 
 
-@pytest.mark.parametrize("folder", ["pipeline/config", "pipeline/checkpoint", "pipeline/training"])
+@pytest.mark.parametrize("folder", ["pipeline/config", "pipeline/checkpoint", "pipeline/engine"])
 def test_every_file_of_the_folder_is_named(folder: str) -> None:
     files = {file.name for file in (REPOSITORY / folder).glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"`(\w+\.py)`", prose(folder))) - {"hookspecs.py"} == files
@@ -227,7 +228,7 @@ def test_the_metrics_are_all_listed_with_their_arguments() -> None:
         for name, metric in classes_of(metrics).items()
         if name != "Metric" and hasattr(metric, "compute")
     ]
-    assert sorted(row[:2] for row in cells("pipeline/training", "| metric | arguments | what |")) == sorted(rows)
+    assert sorted(row[:2] for row in cells("pipeline/engine", "| metric | arguments | what |")) == sorted(rows)
 
 
 def test_the_schedules_are_all_listed_with_their_arguments() -> None:
@@ -244,8 +245,7 @@ def test_the_schedules_are_all_listed_with_their_arguments() -> None:
         ]
         rows.append([re.sub(r"(?<!^)(?=[A-Z])", "_", schedule.__name__).lower(), ", ".join(arguments)])
     shown = [
-        [row[0].strip("`"), row[1]]
-        for row in cells("pipeline/training", "| schedule | arguments | the learning rate |")
+        [row[0].strip("`"), row[1]] for row in cells("pipeline/engine", "| schedule | arguments | the learning rate |")
     ]
     assert shown == rows
 
@@ -256,12 +256,12 @@ def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults()
         if name not in {"model", "distributed", "sche_conf"}:
             default = "required" if parameter.default is parameter.empty else f"`{json.dumps(parameter.default)}`"
             rows[f"`{name}`"] = "the runner's" if name in {"accum_grad", "grad_clip", "grad_clip_value"} else default
-    assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
+    assert {row[0]: row[1] for row in cells("pipeline/engine", "| argument | default | meaning |")} == rows
 
 
 def names_of(ancestor: str) -> dict[str, str]:
     """Name in an ancestor -> what its page says of it; a name with its parameters."""
-    rows = cells("pipeline/training", f"| {ancestor} | here |")
+    rows = cells("pipeline/engine", f"| {ancestor} | here |")
     return {name: here for first, here in rows for name in re.findall(r"`([^`]+)`", first)}
 
 
@@ -615,7 +615,7 @@ def test_a_config_of_the_page_on_the_config_has_no_faults(tmp_path: Path, words:
     assert check(folder / "page.yaml") == []
 
 
-CTR = [text for text in blocks("pipeline/training", "yaml") if "name: ctr" in text]
+CTR = [text for text in blocks("pipeline/engine", "yaml") if "name: ctr" in text]
 
 
 @pytest.mark.parametrize("text", CTR)
@@ -723,7 +723,7 @@ def test_the_run_directory_has_what_the_page_on_checkpoints_says(linear: Path) -
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """The file with the classes of the page on training."""
-    own = [text for text in blocks("pipeline/training", "python") if re.search(r"class \w+\((Brain|OptimScheduler|UpdaterBase)\)", text)]  # fmt: skip
+    own = [text for text in blocks("pipeline/engine", "python") if re.search(r"class \w+\((Brain|OptimScheduler|UpdaterBase)\)", text)]  # fmt: skip
     file = tmp_path / "brain.py"
     file.write_text("\n".join([*own[1:], own[0]]), encoding="utf-8")
     return file
@@ -732,7 +732,7 @@ def written(tmp_path: Path) -> Path:
 def written_phase() -> dict[str, Any]:
     """The phase of that page, with the two snippets that go into one."""
     phase: dict[str, Any] = {}
-    for text in blocks("pipeline/training", "yaml"):
+    for text in blocks("pipeline/engine", "yaml"):
         if "brain.py" in text:
             snippet = yaml.safe_load(text)
             phase |= snippet["phase"][0] if "phase" in snippet else snippet
@@ -774,13 +774,13 @@ def test_the_brain_trains_and_is_evaluated_alone(written: Path, capsys: pytest.C
 
 
 def test_the_verbs_of_the_runner_have_the_parameters_of_the_table() -> None:
-    for row in cells("pipeline/training", "| method of a Runner | does |"):
+    for row in cells("pipeline/engine", "| method of a Runner | does |"):
         name, _, listed = row[0].strip("`)").partition("(")
         assert listed.split(", ") == [*inspect.signature(getattr(stages.Runner, name)).parameters][1:]
 
 
 def test_the_calls_of_a_loop_have_the_parameters_of_the_table() -> None:
-    for row in cells("pipeline/training", "| of the context | does |"):
+    for row in cells("pipeline/engine", "| of the context | does |"):
         name, _, listed = row[0].strip("`)").removeprefix("context.").partition("(")
         method = getattr(Context, name)
         parameters = [*inspect.signature(method).parameters.values()][1:] if callable(method) else []
@@ -790,12 +790,12 @@ def test_the_calls_of_a_loop_have_the_parameters_of_the_table() -> None:
 
 def test_every_verb_of_the_runner_is_listed() -> None:
     verbs = [name for name in (*vars(stages.Runner), "save") if inspect.isfunction(getattr(stages.Runner, name))]
-    rows = [row[0].strip("`").partition("(")[0] for row in cells("pipeline/training", "| method of a Runner | does |")]
+    rows = [row[0].strip("`").partition("(")[0] for row in cells("pipeline/engine", "| method of a Runner | does |")]
     assert sorted(rows) == sorted(name for name in verbs if not name.startswith("_"))
 
 
 def test_the_loop_of_the_page_trains_one_phase_once_for_three_batches_of_the_other(linear: Path) -> None:
-    (linear.parent / "runner.py").write_text(block("pipeline/training", "python", "# runner.py"), encoding="utf-8")
+    (linear.parent / "runner.py").write_text(block("pipeline/engine", "python", "# runner.py"), encoding="utf-8")
     config = yaml.safe_load(linear.read_text(encoding="utf-8"))
     config["runner"][0] |= {"runner_class_path": "{workspace}/runner.py"}
     config["phase"] = [{**config["phase"][0], "name": name} for name in ("critic", "generator")]
@@ -809,7 +809,7 @@ def test_the_loop_of_the_page_trains_one_phase_once_for_three_batches_of_the_oth
     assert context["train_state"]["epoch"] == 2
 
 
-HOOKS_OF_A_BRAIN = [row[0].strip("`") for row in cells("pipeline/training", "| method of a Brain | called |")]
+HOOKS_OF_A_BRAIN = [row[0].strip("`") for row in cells("pipeline/engine", "| method of a Brain | called |")]
 
 
 @pytest.mark.parametrize("hook", HOOKS_OF_A_BRAIN)

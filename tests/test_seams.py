@@ -53,12 +53,12 @@ FOREIGN: dict[str, set[str]] = {
     "distributed/strategy": {"own.grad._values"},
     "distributed/device": {"torch.backends.cudnn.deterministic"},
     # of a node of PyYAML
-    "training/script": {"base.value"},
-    "training/optim_scheduler": {"part._modules"},
+    "brain/script": {"base.value"},
+    "optim/optim_scheduler": {"part._modules"},
     # of an optimizer and of tensors of torch
-    "training/touched_rows": {"optimizer.step", "gradient._values", "coalesced(parameter)._values"},
+    "optim/touched_rows": {"optimizer.step", "gradient._values", "coalesced(parameter)._values"},
     # of modules of torch
-    "training/unregistered": {"part._parameters", "part._buffers"},
+    "engine/unregistered": {"part._parameters", "part._buffers"},
     # of an exception
     "user_code/tracebacks": {"current.args"},
     # of importlib

@@ -54,7 +54,7 @@ class Terminal(stages.Terminal):
 BASES = """
 import torch
 from pipeline import Brain, InstanceBase, NetworkBase, RunnerBase, StartupBase, TerminalBase, Updater, stages
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 from .data import Line
 
 class Instance(InstanceBase):
@@ -258,7 +258,7 @@ import torch
 from pipeline import (
     Brain, EngineMode, InstanceBase, NetworkBase, RunnerBase, StartupBase, TerminalBase, Updater,
 )
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 from .data import Line
 
 class Instance(InstanceBase):

@@ -23,7 +23,7 @@ from pipeline.user_code.source import once
 # The keys that stand in the context before the first stage.
 TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 
-EXPERIMENT = "pipeline.stages.experiment:ExperimentBase"
+EXPERIMENT = "pipeline.experiment.experiment:ExperimentBase"
 
 # The keys that every experiment writes.
 _EXPERIMENT_WRITES = ("model", "current_epoch", "metrics")

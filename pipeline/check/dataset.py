@@ -17,7 +17,7 @@ DATASET, TABLE, STREAM = (
 )
 
 # A base of streams whose samples a loader can only put together.
-READER = "pipeline.data.reader:ReaderBase"
+READER = "pipeline.slots.reader:ReaderBase"
 
 # Keys of a dataset that need ``num_workers``.
 _WITH_WORKERS = ("multiprocessing_context", "timeout", "persistent_workers", "prefetch_factor", "worker_init_fn")

@@ -151,7 +151,7 @@ Metrics: TypeAlias = str | set[str] | None
 # The schedules of SpeeChain -> ours.
 _OF_SPEECHAIN = {"noam.Noamlr": "noam", "noam.NoamLr": "noam", "exp.ExponentDecayLr": "exponential_decay"}
 
-OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
+OPTIM_SCHEDULER = "pipeline.optim.optim_scheduler:OptimScheduler"
 
 
 def check_optim_scheduler(

@@ -233,7 +233,7 @@ def reported_names(phase: Setting) -> set[str]:
     return {f"{prefix}{number}" for prefix in prefixes for number in numbers}
 
 
-UPDATER = "pipeline.training.updater:UpdaterBase"
+UPDATER = "pipeline.updater.updater:UpdaterBase"
 
 # What the network stage gives an updater, as far as its constructor names it.
 UPDATER_ARGUMENTS = ("model", "brain", "optim_schedulers", "optimizer", "loader", "dataloader")

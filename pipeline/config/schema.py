@@ -727,7 +727,7 @@ READER_KEYS = (
 READER_NAMES = ("type", "data_converter", "reader_class_name")
 # Those without which a dataset has to name its class, and the class that it has with them.
 SLOT_KEYS = ("sparse_slots", "dense_slots")
-SLOT_CLASS = "pipeline.data.slots:SlotFiles"
+SLOT_CLASS = "pipeline.slots.files:SlotFiles"
 
 # The names of the target in a batch that is a mapping; the first that it has counts.
 TARGETS = ("target", "label", "labels")

@@ -362,7 +362,7 @@ def env_was_read(context: Context) -> bool:
 
 
 class StageLoop(TrainingLoop, Protocol):
-    """What a session needs of the engine of a runner stage; it is in ``training/engine.py``."""
+    """What a session needs of the engine of a runner stage; it is in ``engine/engine.py``."""
 
     in_use: bool
 

@@ -12,15 +12,7 @@ from loguru import logger
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from pipeline.config.load import Config
-from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
-from pipeline.context import ConfigView, Context, Phase
-from pipeline.data.loader import SeededLoader, make_loader, with_parts
-from pipeline.data.slots import SlotFiles
-from pipeline.distributed.world import current_world
-from pipeline.errors import ConfigError, PluginError, StageError
-from pipeline.stages.base import NetworkBase
-from pipeline.training.brain import (
+from pipeline.brain.brain import (
     Brain,
     ModuleBrain,
     OwnLossBrain,
@@ -32,12 +24,20 @@ from pipeline.training.brain import (
     wrap,
     wrappable,
 )
-from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
-from pipeline.training.phase import faults_at, phase_errors, run_options_for
-from pipeline.training.schedules import Constant
-from pipeline.training.trainable import trainable_of
-from pipeline.training.unregistered import attributes_with_trainable, require_registered
-from pipeline.training.updater import StandardUpdater, Updater, UpdaterBase
+from pipeline.config.load import Config
+from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
+from pipeline.context import ConfigView, Context, Phase
+from pipeline.data.loader import SeededLoader, make_loader, with_parts
+from pipeline.distributed.world import current_world
+from pipeline.engine.phase import faults_at, phase_errors, run_options_for
+from pipeline.engine.trainable import trainable_of
+from pipeline.engine.unregistered import attributes_with_trainable, require_registered
+from pipeline.errors import ConfigError, PluginError, StageError
+from pipeline.optim.optim_scheduler import Group, Groups, OptimScheduler, maker_of
+from pipeline.optim.schedules import Constant
+from pipeline.slots.files import SlotFiles
+from pipeline.stages.base import NetworkBase
+from pipeline.updater.updater import StandardUpdater, Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, spelling
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context

@@ -10,17 +10,17 @@ from typing import Any
 
 from loguru import logger
 
+from pipeline.brain.brain import Brain, Stage, overridden, prepare_for_evaluation
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
+from pipeline.engine.engine import engine_of
+from pipeline.engine.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
+from pipeline.engine.phase import pass_loader, phase_errors, phase_of, run_options_for
+from pipeline.metrics.base import build_metrics
 from pipeline.stages.base import RunnerBase
-from pipeline.training.brain import Brain, Stage, overridden, prepare_for_evaluation
-from pipeline.training.engine import engine_of
-from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
-from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for
 from pipeline.user_code.class_path import load_named
 from pipeline.user_code.plugins import prediction_formats
 

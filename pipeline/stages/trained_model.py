@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from loguru import logger
 
+from pipeline.brain.brain import Brain, apply_options
 from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.initial_weights import checkpoint_of_run
 from pipeline.checkpoint.random_state import random_state, restore_random_state
@@ -21,15 +22,14 @@ from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import STAGES, Context, Phase
 from pipeline.distributed.device import resolve_device
+from pipeline.engine import evaluation
+from pipeline.engine.phase import phase_of
+from pipeline.engine.run_options import RunOptions
 from pipeline.errors import ConfigError
 from pipeline.run.directory import RunDirectory, is_run_directory
 from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import changed_copies, refuse_strangers, split_path
 from pipeline.run.session import Run, RunnerSession, load_stages
-from pipeline.training import evaluation
-from pipeline.training.brain import Brain, apply_options
-from pipeline.training.phase import phase_of
-from pipeline.training.run_options import RunOptions
 from pipeline.user_code.plugin_calls import register_plugins
 from pipeline.workspaces import renew
 

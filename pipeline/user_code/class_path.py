@@ -276,7 +276,7 @@ OPTIMIZERS = "torch.optim"
 # Those of which single rows of a parameter may be stepped: their states begin as zeros, and each row goes its own way.
 LAZY_OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
-SCHEDULES = "pipeline.training.schedules"
+SCHEDULES = "pipeline.optim.schedules"
 
 LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
@@ -295,4 +295,4 @@ def spelling(name: Any, home: str) -> Any:
 MODULES = "torch.nn"
 
 
-METRICS = "pipeline.training.metrics"
+METRICS = "pipeline.metrics"

@@ -13,9 +13,9 @@ _FIRST = "call it first: super().__init__()"
 
 # A base that never works without its constructor -> what a subclass has to do.
 REMEDIES: Mapping[str, str] = {
-    "pipeline.training.brain:Brain": "call it first, with the modules: super().__init__({'net': net})",
-    "pipeline.training.optim_scheduler:OptimScheduler": "pass on its arguments: super().__init__(*args, **kwargs)",
-    "pipeline.stages.experiment:ExperimentBase": "call it first: super().__init__(config, args)",
+    "pipeline.brain.brain:Brain": "call it first, with the modules: super().__init__({'net': net})",
+    "pipeline.optim.optim_scheduler:OptimScheduler": "pass on its arguments: super().__init__(*args, **kwargs)",
+    "pipeline.experiment.experiment:ExperimentBase": "call it first: super().__init__(config, args)",
     "pipeline.trainer:GeneralTrainer": "pass on its arguments: super().__init__(*args, **kwargs)",
     "torch.nn.modules.module:Module": _FIRST,
     "torch.optim.optimizer:Optimizer": "call it: super().__init__(params, defaults)",

@@ -59,8 +59,39 @@ def _modules(package: str) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(spec.submodule_search_locations or [] if spec else [])]
 
 
+# Module or package -> where it is now.
+_MOVED = {
+    "pipeline.checkpoint.checkpointer": "pipeline.brain.checkpointer",
+    "pipeline.data.reader": "pipeline.slots.reader",
+    "pipeline.data.slots": "pipeline.slots.files",
+    "pipeline.distributed.main_process": "pipeline.brain.main_process",
+    "pipeline.stages.experiment": "pipeline.experiment.experiment",
+    "pipeline.training.brain": "pipeline.brain.brain",
+    "pipeline.training.engine": "pipeline.engine.engine",
+    "pipeline.training.evaluation": "pipeline.engine.evaluation",
+    "pipeline.training.metrics": "pipeline.metrics",
+    "pipeline.training.optim_scheduler": "pipeline.optim.optim_scheduler",
+    "pipeline.training.run_options": "pipeline.engine.run_options",
+    "pipeline.training.schedules": "pipeline.optim.schedules",
+    "pipeline.training.script": "pipeline.brain.script",
+    "pipeline.training.trainable": "pipeline.engine.trainable",
+    "pipeline.training.triggers": "pipeline.engine.triggers",
+    "pipeline.training.updater": "pipeline.updater.updater",
+}
+
+
+def moved(module: str) -> str | None:
+    """Return where a module is that was elsewhere in an earlier version; None if it was not."""
+    for old, new in _MOVED.items():
+        if module == old or module.startswith(f"{old}."):
+            return new + module.removeprefix(old)
+    return None
+
+
 def no_module(module: str) -> str:
     """A package doesn't have a module."""
+    if new := moved(module):
+        return f"'{module}' was moved; write '{new}'"
     parent, _, last = module.rpartition(".")
     return f"'{parent}' has no module '{last}'{nearest(last, _modules(parent)) or '; check the spelling'}"
 

@@ -28,7 +28,7 @@ def with_traceback(message: str, error: BaseException) -> str:
 def no_module(text: str, module: str) -> str:
     """The message for a class path whose module does not exist."""
     package, top = module.rpartition(".")[0], module.partition(".")[0]
-    if package and find_spec(package):
+    if imports.moved(module) or (package and find_spec(package)):
         return f"'{text}': {imports.no_module(module)}"
     return f"'{text}': there is no module '{module}'; check the spelling, or install the package that has '{top}'"
 

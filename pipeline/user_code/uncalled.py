@@ -9,11 +9,11 @@ from pathlib import Path
 from pipeline.context import STAGES
 from pipeline.user_code import classes, source
 
-BRAIN = "pipeline.training.brain:Brain"
+BRAIN = "pipeline.brain.brain:Brain"
 
 TRAINER = "pipeline.trainer:GeneralTrainer"
 
-STANDARD_UPDATER = "pipeline.training.updater:StandardUpdater"
+STANDARD_UPDATER = "pipeline.updater.updater:StandardUpdater"
 
 _LOOP, _SAVE = (
     "write a runner stage with a loop of your own, or a fit_batch",

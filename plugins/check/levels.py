@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from pipeline.brain.brain import Stage
 from pipeline.check.checker import check_or_raise
 from pipeline.config.load import Config
 from pipeline.config.schema import (
@@ -26,16 +27,15 @@ from pipeline.config.schema import (
 )
 from pipeline.config.yaml_tree import DEFAULT, Origin, from_plain
 from pipeline.context import TRAIN_STATE, Context
-from pipeline.data.reader import ReaderBase
-from pipeline.data.slots import SlotFiles
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, Fault, PipelineError
+from pipeline.metrics.base import build_metrics, build_train_metrics
 from pipeline.run.session import load_class
+from pipeline.slots.files import SlotFiles
+from pipeline.slots.reader import ReaderBase
 from pipeline.stages.base import METHODS
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network, reader_arguments
 from pipeline.trainer import GeneralTrainer
-from pipeline.training.brain import Stage
-from pipeline.training.metrics.base import build_metrics, build_train_metrics
 from pipeline.user_code import plugins
 from pipeline.user_code.class_path import load_named
 from pipeline.user_code.tracebacks import user_traceback

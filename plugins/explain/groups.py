@@ -12,8 +12,8 @@ from pipeline.checkpoint.weights import module_of
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import TRAIN_STATE, Context
+from pipeline.optim.optim_scheduler import OptimScheduler
 from pipeline.stages.network import Network
-from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.user_code import plugins
 
 _NETWORK = "pipeline.stages.network:Network"

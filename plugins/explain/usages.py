@@ -10,7 +10,7 @@ from pipeline.config.yaml_tree import Node
 from pipeline.errors import ClassPathError
 from pipeline.user_code import class_path, classes, source
 
-METRICS = "pipeline.training.metrics"
+METRICS = "pipeline.metrics"
 
 
 def usages(tree: Node, workspace: Path | None, address: str) -> list[str]:

@@ -258,7 +258,7 @@ class DatasetSection(Section):
             self.not_carried(entry, "PaddleRec did not use it where there are slots; nothing to do")
             return
         self.path(entry)
-        base = "its class derives from pipeline.data.reader.ReaderBase now, and what it got by get_global_env is an argument"
+        base = "its class derives from pipeline.slots.reader.ReaderBase now, and what it got by get_global_env is an argument"
         self.notes.add(entry, f"{base}{relative_note(entry.value)}")
 
     def reader_class_name(self, entry: Entry) -> None:

@@ -17,9 +17,9 @@ from loguru import logger
 from pipeline import stages
 from pipeline.config.schema import DatasetSchema, RunnerSchema
 from pipeline.context import Context
+from pipeline.engine.engine import engine_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.signals import exit_requested
-from pipeline.training.engine import engine_of
 
 # Seconds after which a signal is heard while a window is waited for.
 _MOMENT = 0.5

@@ -34,7 +34,7 @@ from side_by_side import Way, calls_per_step, ratio, undisturbed
 from small_job import by_run, in_memory
 from torch import nn
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 
 LAYERS = 32
 STALL, TOTAL, SAVED, LOADED = (

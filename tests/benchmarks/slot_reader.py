@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.csv
 import torch
 
-from pipeline.data.slot_lines import LineParser
-from pipeline.data.slots import SlotFiles
+from pipeline.slots.files import SlotFiles
+from pipeline.slots.slot_lines import LineParser
 
 BATCH, ROUNDS = 512, 7
 SLOTS = {"sparse_slots": " ".join(["click", *map(str, range(1, 27))]), "dense_slots": "dense_feature:13"}

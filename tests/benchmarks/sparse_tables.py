@@ -17,8 +17,8 @@ import torch
 from side_by_side import Clock, Way, ratio, seconds_per_step, undisturbed
 from torch import Tensor, nn
 
-from pipeline.training.optim_scheduler import optimize
-from pipeline.training.schedules import Constant
+from pipeline.optim.optim_scheduler import optimize
+from pipeline.optim.schedules import Constant
 
 SLOTS, NUMBERS, DIMENSION, SAMPLES = 26, 13, 9, 512
 SMALL, LARGE = 10_000, 1_000_001

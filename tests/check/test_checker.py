@@ -216,7 +216,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
     (["dataset.train_data.collate_fn={workspace}/data.py:Lime"],
      ["dataset.train_data.collate_fn: '{ws}/data.py:Lime': data.py defines no 'Lime'; it defines Line; did you mean 'Line'?"]),
     (["phase.line.metrics={a: {class: AUCC}}"],
-     ["phase.line.metrics.a.class: 'AUCC': pipeline.training.metrics has no 'AUCC'; did you mean 'AUC'?"]),
+     ["phase.line.metrics.a.class: 'AUCC': pipeline.metrics has no 'AUCC'; did you mean 'AUC'?"]),
     (["phase.line.metrics={a: {class: LogLoss, args: {from_logit: true}}}"],
      ["phase.line.metrics.a.args.from_logit: LogLoss has no argument 'from_logit'; did you mean 'from_logits'?"]),
     (["phase.line.metrics={a: {class: Accuracy, args: {top: 1}}}"],
@@ -224,7 +224,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
     (["phase.line.metrics={a: {}}"], ["phase.line.metrics.a: has no class; write {class: AUC} or {class: …, args: {…}}"]),
     (["phase.line.metrics={a: {class: AUC, arsg: {}}}"], ["phase.line.metrics.a.arsg: unknown key; did you mean 'args'?"]),
     (["phase.line.metrics={a: {class: 3}}"],
-     ["phase.line.metrics.a.class: is 3; write the name of a class in pipeline.training.metrics, or a class path"]),
+     ["phase.line.metrics.a.class: is 3; write the name of a class in pipeline.metrics, or a class path"]),
     (["hyper_parameters.optimizer.class=SDG"], ["hyper_parameters.optimizer.class: 'SDG': torch.optim has no 'SDG'; did you mean 'SGD'?"]),
     (["hyper_parameters.optimizer.class=3"],
      ["hyper_parameters.optimizer.class: is 3; write the name of a class in torch.optim, or a class path"]),
@@ -447,7 +447,7 @@ def test_a_dataset_that_runs_has_no_faults(linear: Path, text: str) -> None:
 def test_loss_metric_and_optimizer_may_be_the_workspaces_own(linear: Path, override: str) -> None:
     (linear.parent / "sub").mkdir()
     (linear.parent / "sub/loss.py").write_text(
-        "import torch\nfrom ..data import Line\nfrom pipeline.training.metrics import RMSE as Metric\n"
+        "import torch\nfrom ..data import Line\nfrom pipeline.metrics import RMSE as Metric\n"
         "def square(a, b): return ((a - b) ** 2).mean()\nclass Slow(torch.optim.SGD): pass\n"
     )
     assert messages(linear, override) == []

@@ -14,7 +14,7 @@ from pipeline.check.checker import check
 HEAD = """\
 import torch
 from pipeline import Brain, GeneralTrainer, UpdaterBase, hookimpl, stages
-from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.optim.optim_scheduler import OptimScheduler
 
 """
 SCHEDULER = "phase.line.optim_schedulers={main: {class: P, args: {optim_type: SGD, optim_conf: {lr: 0.1}}}}"
@@ -160,7 +160,7 @@ ALONE = {
         "runner.train_runner.runner_class_path=P",
     ),
     "updater_with_a_state": (
-        "from pipeline.training.updater import UpdaterState\n"
+        "from pipeline.updater.updater import UpdaterState\n"
         "class Mine(UpdaterBase):\n"
         "    def __init__(self, brain): self.brain, self.state = brain, UpdaterState()\n"
         "    def update(self, batch): return self.brain.fit_batch(batch)\n",

@@ -12,7 +12,7 @@ from pipeline.user_code import source
 
 SOURCE = """
     from torch.utils.data import IterableDataset, Sampler
-    from pipeline.data.reader import ReaderBase
+    from pipeline.slots.reader import ReaderBase
     class Pairs:
         def __init__(self, dataset, batch_size, most: int = 3): pass
         def __iter__(self): return iter([[0]])

@@ -75,7 +75,7 @@ def test_a_plateau_hears_of_each_validation(linear: Path) -> None:
 
 
 WRONG = [
-    ("{main: {class: naom, args: {}}}", f"{ADDRESS}.main.class: 'naom': pipeline.training.schedules has no 'naom'; did you mean 'Noam'?"),
+    ("{main: {class: naom, args: {}}}", f"{ADDRESS}.main.class: 'naom': pipeline.optim.schedules has no 'naom'; did you mean 'Noam'?"),
     ("{main: {clas: noam}}", f"{ADDRESS}.main.clas: unknown key; did you mean 'class'?"),
     ("{main: {}}", f"{ADDRESS}.main: has no class; write {{class: noam, args: {{optim_type: Adam, …}}}}"),
     ("{main: {class: noam, args: {optim_conf: {lr: 0.1}}}}", f"{ADDRESS}.main.args: Noam needs the argument optim_type; add it"),
@@ -92,7 +92,7 @@ WRONG = [
     ("{main: {class: warmup_linear, args: {optim_type: SGD, optim_conf: {lr: 0.1}, total_steps: 9, warmup_steps: 9}}}",
      f"{ADDRESS}.main.args.warmup_steps: is 9, and the schedule has 9 steps; the rise must end before the total"),
     ("{main: {class: torch.nn.Linear, args: {}}}",
-     f"{ADDRESS}.main.class: 'torch.nn.Linear': Linear does not derive from pipeline.training.optim_scheduler:OptimScheduler"),
+     f"{ADDRESS}.main.class: 'torch.nn.Linear': Linear does not derive from pipeline.optim.optim_scheduler:OptimScheduler"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from pipeline import GeneralTrainer
 from pipeline.check.checker import check
 from pipeline.errors import ConfigError
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 
 MAIN = "phase.line.optim_schedulers.main.args"
 OPTIMIZER = "hyper_parameters.optimizer"

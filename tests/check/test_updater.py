@@ -59,7 +59,7 @@ def test_an_updater_that_can_be_built_is_no_fault(linear: Path, updater: str) ->
         (f"{{{FILE}, args: {{steps: 3, model: 1}}}}",
          "66: phase.line.updater.args.model: an updater is given 'model' where its constructor names it; take it out"),
         ("{class_path: '{workspace}/own.py:Nothing'}", "27: phase.line.updater.class_path: '{ws}/own.py:Nothing': Nothing does not derive "
-         "from pipeline.training.updater:UpdaterBase; write `class Nothing(UpdaterBase)` in own.py:10"),
+         "from pipeline.updater.updater:UpdaterBase; write `class Nothing(UpdaterBase)` in own.py:10"),
         ("{class_path: '{workspace}/own.py:Updatr'}", "27: phase.line.updater.class_path: '{ws}/own.py:Updatr': own.py defines no 'Updatr'; "
          "it defines Updater, Simple, Nothing; did you mean 'Updater'?"),
         ("{class_path: '{workspace}/own.py:Simple', arsg: {}}", "56: phase.line.updater.arsg: unknown key; did you mean 'args'?"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 
 
 @pytest.fixture

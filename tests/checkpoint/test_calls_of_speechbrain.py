@@ -18,7 +18,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
 from pipeline import Checkpointer
-from pipeline.checkpoint.checkpointer import Checkpoint, ckpt_recency
+from pipeline.brain.checkpointer import Checkpoint, ckpt_recency
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError, StageError

@@ -20,9 +20,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from pipeline import Brain
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import safetensors_io
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.storage import Buffer, Disk
@@ -440,7 +440,7 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {folders!r}
 from test_checkpointer import failing, save
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.storage import Disk
 
 class Slow(Disk):

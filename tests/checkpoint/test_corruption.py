@@ -11,7 +11,7 @@ import torch
 from checkpoint_disks import Recorder
 from checkpoint_power import models, number_of
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 from pipeline.errors import ExitCode, NoCheckpointError
 

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from pipeline import GeneralTrainer
+from pipeline.brain.brain import Brain
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import layout
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.comparison import below
 from pipeline.checkpoint.layout import TRAINING
 from pipeline.checkpoint.pytree import flatten
@@ -28,7 +29,6 @@ from pipeline.checkpoint.reader import LoadedCheckpoint, read_checkpoint
 from pipeline.checkpoint.safetensors_io import encode_tensors
 from pipeline.checkpoint.state import TrainingState
 from pipeline.errors import CheckpointError, PipelineError
-from pipeline.training.brain import Brain
 from tests.stages.test_experiment import Line
 from tests.training.conftest import Kill, KilledError, mse, table
 

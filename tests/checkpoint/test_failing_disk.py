@@ -13,7 +13,7 @@ import pytest
 from checkpoint_disks import Failing, Recorder, Stopped
 from checkpoint_power import models, number_of
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.storage import Disk
 from pipeline.errors import StorageError
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import foreign, safetensors_io
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import CheckpointError
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import foreign, weights
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.initial_weights import TrainRunner, checkpoint_of_run, first_valid, resolve
 from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.weights import LoadReport, freeze, match_names, suggest_names, summary, unmatched_pattern
 from pipeline.config.schema import BestSettings
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, NoCheckpointError
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 
 
 def net(outputs: int = 2, fill: float = 0.0) -> nn.ModuleDict:

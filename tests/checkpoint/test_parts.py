@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from pipeline import Brain, StandardUpdater, Updater, UpdaterBase
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.parts import (
     hidden_parts,
     options_of_parts,
@@ -26,10 +26,10 @@ from pipeline.checkpoint.parts import (
 )
 from pipeline.data.loader import make_loader
 from pipeline.errors import CheckpointError
-from pipeline.stages.experiment_config import Settings
-from pipeline.training.meters import Meters
-from pipeline.training.metrics.auc import AUC
-from pipeline.training.schedules import Noam
+from pipeline.experiment.experiment_config import Settings
+from pipeline.metrics.auc import AUC
+from pipeline.metrics.meters import Meters
+from pipeline.optim.schedules import Noam
 
 
 class Counter:

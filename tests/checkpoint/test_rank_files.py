@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline import Brain, Updater
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import layout, reader, store
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state
 from pipeline.checkpoint.state import VERSION, RandomState, TrainingState, own_parts
 from pipeline.checkpoint.storage import Disk

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.checkpoint.state import EngineState, EntryState, MeterState
 from pipeline.errors import CheckpointError
-from pipeline.training.meters import Meter
+from pipeline.metrics.meters import Meter
 
 Tree = dict[str, Any]
 

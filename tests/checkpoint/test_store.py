@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import storage, store
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 from pipeline.checkpoint.store import later_checkpoints, quarantine, verify
 from pipeline.config.schema import RunnerSchema

@@ -20,17 +20,23 @@ EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
 WITH_TORCH = {
     "trainer",
     "testing",
-    "training",
+    "brain",
     "checkpoint",
     "data",
     "distributed",
+    "engine",
+    "experiment",
+    "metrics",
+    "optim",
+    "slots",
+    "updater",
     "cli.run",
     "__main__",
 }
 WITH_TORCH |= {
     f"run.{module}" for module in ("session", "resume", "provenance", "failures", "mid_epoch", "run_context")
 }
-WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config", "trained_model")}
+WITH_TORCH |= {f"stages.{module}" for module in ("build", "trained_model")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}
 Call = Callable[..., Result]

@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 
 from pipeline import GeneralTrainer
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from pipeline.data.batch import SlotBatch, SparseSlot
-from pipeline.data.slot_lines import fnv1a
-from pipeline.data.slots import SlotFiles
 from pipeline.errors import ConfigError, DataError
+from pipeline.slots.files import SlotFiles
+from pipeline.slots.slot_lines import fnv1a
 
 KEYS: dict[str, Any] = {
     "sparse_slots": "click 3 tags w", "dense_slots": "d:3 price:1", "ignored_slots": "x _", "hash_size": {"w": 97},
@@ -29,7 +29,7 @@ COLUMNS = ["click", "x", "d", "d", "d", "3", "tags", "w", "tags", "price", "_"]
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With numpy and pyarrow, and without."""
     if request.param == "lines":
-        monkeypatch.setattr("pipeline.data.slot_lines._column_parser", lambda slots: None)
+        monkeypatch.setattr("pipeline.slots.slot_lines._column_parser", lambda slots: None)
     return str(request.param)
 
 

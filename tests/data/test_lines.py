@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.lines import STEP, LineFiles, find_files, first_line
 from pipeline.errors import DataError
+from pipeline.slots.lines import STEP, LineFiles, find_files, first_line
 
 
 def write(folder: Path, **contents: bytes) -> list[Path]:

@@ -13,8 +13,8 @@ import torch
 
 from pipeline.data.batch import SlotBatch, SparseSlot
 from pipeline.data.loader import make_loader
-from pipeline.data.reader import ReaderBase
 from pipeline.errors import ConfigError, DataError
+from pipeline.slots.reader import ReaderBase
 
 
 class Reader(ReaderBase):

@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.data import slot_table
 from pipeline.data.batch import SlotBatch, SparseSlot
-from pipeline.data.lines import LineFiles
 from pipeline.data.loader import make_loader
-from pipeline.data.reader import ReaderBase
-from pipeline.data.slot_lines import fnv1a
-from pipeline.data.slots import SlotFiles
 from pipeline.errors import ConfigError, DataError
+from pipeline.slots import slot_table
+from pipeline.slots.files import SlotFiles
+from pipeline.slots.lines import LineFiles
+from pipeline.slots.reader import ReaderBase
+from pipeline.slots.slot_lines import fnv1a
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -310,7 +310,7 @@ def die_in_the_second_part(path: str) -> None:
 def test_a_process_that_is_killed_while_it_makes_a_table_leaves_none(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr("pipeline.data.lines._CHUNK", 2**16)
+    monkeypatch.setattr("pipeline.slots.lines._CHUNK", 2**16)
     lines = some_lines(3000)
     path = write(tmp_path / end, lines)
     process = multiprocessing.get_context("fork").Process(target=die_in_the_second_part, args=(path,))
@@ -463,8 +463,8 @@ def test_what_needs_the_extra_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def without(module: str, *args: Any, **keywords: Any) -> Any:
         if module.partition(".")[0] in ("pyarrow", "numpy") or module in (
-            "pipeline.data.parquet",
-            "pipeline.data.slot_columns",
+            "pipeline.slots.parquet",
+            "pipeline.slots.slot_columns",
         ):
             raise ImportError(f"No module named '{module}'", name="pyarrow")
         return whole(module, *args, **keywords)

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from pipeline.config.slots import make_slots
-from pipeline.data import slot_lines, slots
 from pipeline.data.batch import SlotBatch, SparseSlot, count_samples, split, to_device
 from pipeline.data.loader import make_loader
-from pipeline.data.slot_lines import fnv1a
-from pipeline.data.slots import SlotFiles
 from pipeline.errors import ConfigError, DataError
+from pipeline.slots import files as slots
+from pipeline.slots import slot_lines
+from pipeline.slots.files import SlotFiles
+from pipeline.slots.slot_lines import fnv1a
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -39,7 +40,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         whole = builtins.__import__
 
         def without(name: str, *args: Any, **keywords: Any) -> Any:
-            if name == "pipeline.data.slot_columns":
+            if name == "pipeline.slots.slot_columns":
                 raise ImportError("No module named 'pyarrow'", name="pyarrow")
             return whole(name, *args, **keywords)
 

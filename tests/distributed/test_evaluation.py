@@ -13,15 +13,15 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import GeneralTrainer
+from pipeline.brain.brain import ModuleBrain, Stage
 from pipeline.data.batch import EmptySlice
 from pipeline.data.loader import for_evaluation
 from pipeline.distributed.world import current_world
+from pipeline.engine.evaluation import evaluate, no_batch
 from pipeline.errors import DataError
-from pipeline.training.brain import ModuleBrain, Stage
-from pipeline.training.evaluation import evaluate, no_batch
-from pipeline.training.metrics import AUC, GAUC, RMSE, Mean
-from pipeline.training.metrics.base import FromBatch
-from pipeline.training.metrics.ranks import Judges, join
+from pipeline.metrics import AUC, GAUC, RMSE, Mean
+from pipeline.metrics.base import FromBatch
+from pipeline.metrics.ranks import Judges, join
 from tests.conftest import Workspace
 from tests.distributed.ranks import Ranks
 from tests.distributed.test_equality import FILES, assert_close, run_job

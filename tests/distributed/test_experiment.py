@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from pipeline import ExperimentBase, make_loader
 from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 from tests.distributed.ranks import Ranks
 
 

@@ -14,8 +14,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pipeline import Brain, Checkpointer, Context, Stage, hookimpl
 from pipeline.distributed.world import SINGLE, current_world
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError
-from pipeline.training.trainable import trainable_of
 from tests.distributed.ranks import Ranks
 
 

@@ -40,7 +40,7 @@ MORE = {
     .replace("runner:", "  - {name: held, class_path: '{workspace}/data.py:Waves', args: {samples: 5}, global_batch_size: 2}\n        runner:"),
     "metric.py": FILES["metric.py"]
     + """
-        from pipeline.training.metrics import AUC
+        from pipeline.metrics import AUC
         class Above(AUC):
             def update(self, predictions, target):
                 super().update(predictions, (target > 1).float())
@@ -182,7 +182,7 @@ def test_nan_guard_names_the_batch_of_the_rank_that_is_to_blame(workspace: Works
 
 WIDE = """
     from pipeline.distributed.world import current_world
-    from pipeline.training.brain import ModuleBrain
+    from pipeline.brain.brain import ModuleBrain
     from torch.nn.functional import mse_loss
     from .model import Model
 

@@ -15,10 +15,10 @@ from pipeline import Brain, Stage
 from pipeline.data.batch import EmptySlice
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import PeerError, current_world
+from pipeline.engine.phase import begin_on_ranks
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DivergedError, ExitCode, PipelineError
-from pipeline.training.phase import begin_on_ranks
-from pipeline.training.schedules import Constant
-from pipeline.training.trainable import trainable_of
+from pipeline.optim.schedules import Constant
 from tests.distributed.ranks import Ranks
 
 Batch = tuple[Tensor, Tensor]

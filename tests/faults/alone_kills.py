@@ -33,7 +33,7 @@ from pipeline.checkpoint import reader, storage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.data.loader import make_loader
-from pipeline.training.trainable import trainable_of
+from pipeline.engine.trainable import trainable_of
 
 Tell = Callable[[str], None]
 
@@ -252,7 +252,7 @@ def kill(program: str, folder: Path, kills: int, chance: random.Random) -> tuple
     torch.set_num_threads(1)
     # What each process would import by itself: the first optimizer imports torch's compiler.
     torch.optim.Adam([torch.zeros(1)])
-    import_module("pipeline.training.fit")
+    import_module("pipeline.brain.fit")
     unbroken = Path(tempfile.mkdtemp(dir=folder))
     assert Process(program, unbroken, 0).wait() == 0, (unbroken / "error").read_text(encoding="utf-8")
     expected = end(unbroken)

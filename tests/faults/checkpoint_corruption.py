@@ -20,7 +20,7 @@ from checkpoint_disks import Recorder
 from checkpoint_power import models, number_of
 from loguru import logger
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 
 FILES = ("main.safetensors", "training.safetensors", "state.json", "manifest.json")

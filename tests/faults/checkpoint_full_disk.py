@@ -22,7 +22,7 @@ from checkpoint_power import number_of
 from loguru import logger
 from torch import nn
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.errors import StorageError
 
 SIZE = 6 * 2**20

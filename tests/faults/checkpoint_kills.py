@@ -19,7 +19,7 @@ from pathlib import Path
 from checkpoint_power import models, number_of
 from loguru import logger
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 
 

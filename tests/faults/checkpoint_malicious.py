@@ -26,8 +26,8 @@ from checkpoint_disks import Recorder
 from checkpoint_power import models
 from loguru import logger
 
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import layout, safetensors_io
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import CheckpointError, PipelineError
 
 CANARY = Path(tempfile.gettempdir()) / f"canary-{os.getpid()}"

@@ -25,7 +25,7 @@ from checkpoint_disks import Operation, Recorder, Stopped
 from loguru import logger
 from torch import nn
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
 from pipeline.checkpoint.storage import Buffer, Disk
 from pipeline.errors import PipelineError

@@ -87,7 +87,7 @@ MODEL = """
     import torch
     from torch import nn
     from pipeline import Brain, Updater
-    from pipeline.training.schedules import Constant
+    from pipeline.optim.schedules import Constant
     from .faults import at, overridden
 
     at("import.model")

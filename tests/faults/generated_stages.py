@@ -203,9 +203,9 @@ class Workspace:
         file.imports += [
             "import torch",
             "from pipeline import Updater",
-            "from pipeline.training.brain import ModuleBrain",
+            "from pipeline.brain.brain import ModuleBrain",
         ]
-        file.imports += ["from pipeline.training.schedules import Constant", "from .data import Line"]
+        file.imports += ["from pipeline.optim.schedules import Constant", "from .data import Line"]
         parts = dict(ENTRY)
         if self.defect == "swap" or self.random.random() < 0.3:
             parts = {name: parts[name] for name in parts if name == "model" or self.random.random() < 0.5}

@@ -25,8 +25,8 @@ from torch.utils.data import Dataset, IterableDataset
 from whole_runs import differences
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, RunnerBase, hookimpl
+from pipeline.brain.brain import Stage
 from pipeline.checkpoint import reader
-from pipeline.training.brain import Stage
 
 
 class Clock:
@@ -259,7 +259,7 @@ def fit_differences(folder: Path, last: int = 8) -> dict[str, list[str]]:
 
 def experiment(folder: Path, program: str) -> dict[str, list[str]]:
     """What differs after each limit."""
-    with mock.patch("pipeline.training.triggers.time", SimpleNamespace(monotonic=lambda: Clock.now)):
+    with mock.patch("pipeline.engine.triggers.time", SimpleNamespace(monotonic=lambda: Clock.now)):
         expected = unbroken(folder / "unbroken", program)
         found = {}
         for number, (limit, iteration) in enumerate(limits(program)):

@@ -10,8 +10,8 @@ import pytest
 from pipeline_plugins.shared import checkpoint_listing as listing
 from torch import nn
 
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.checkpoint import layout
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import ConfigError
 
 

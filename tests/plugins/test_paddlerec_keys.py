@@ -374,10 +374,10 @@ def test_a_key_of_a_dataset(converted: Convert, lines: str, expected: str, note:
     ("lines", "kept", "note"),
     [
         ('data_converter: "{workspace}/r.py"\ntype: DataLoader', 'data_converter: "{workspace}/r.py"\n  type: DataLoader',
-         ("data_converter: its class derives from pipeline.data.reader.ReaderBase now, and what it got by get_global_env is "
+         ("data_converter: its class derives from pipeline.slots.reader.ReaderBase now, and what it got by get_global_env is "
           "an argument")),
         ("data_converter: r.py\nreader_class_name: Mine", "data_converter: r.py\n  reader_class_name: Mine",
-         ("data_converter: its class derives from pipeline.data.reader.ReaderBase now, and what it got by get_global_env is "
+         ("data_converter: its class derives from pipeline.slots.reader.ReaderBase now, and what it got by get_global_env is "
           "an argument; it starts at this file now, not where the command runs")),
         ("data_path: p", 'class_path: "{workspace}/reader.py:Reader"',
          ("class_path: is new, '{workspace}/reader.py:Reader': PaddleRec read this with the model; write class Reader "

@@ -54,7 +54,7 @@ phase:
 """
 READER = """
     import random
-    from pipeline.data.reader import ReaderBase
+    from pipeline.slots.reader import ReaderBase
 
     class Reader(ReaderBase):
         def generate_sample(self, line):

@@ -25,7 +25,7 @@ import yaml
 from torch import nn
 
 from pipeline import GeneralTrainer
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.config.schema import ABOUT
 from pipeline.errors import ExitCode, LockedError, StorageError
 from pipeline.run.directory import RunDirectory, is_at, lock_held

@@ -17,8 +17,8 @@ import yaml
 from click.testing import CliRunner
 
 from pipeline import Context, GeneralTrainer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.check.checker import check_or_raise
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.cli import group
 from pipeline.config.yaml_tree import differences
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError

@@ -24,9 +24,9 @@ from pipeline.config import yaml_tree
 from pipeline.config.load import ConfigBuilder
 from pipeline.config.schema import Interval
 from pipeline.errors import ConfigError, StageError, StorageError
+from pipeline.experiment import experiment_config
+from pipeline.experiment.experiment_config import JsonLines, MissingSettingError, PluginNumbers, Settings
 from pipeline.hookspecs import hookimpl
-from pipeline.stages import experiment_config
-from pipeline.stages.experiment_config import JsonLines, MissingSettingError, PluginNumbers, Settings
 from pipeline.user_code.plugins import plugin_manager
 
 

@@ -15,9 +15,9 @@ from loguru import logger
 from torch import nn
 
 from pipeline import Context, ExperimentBase, GeneralTrainer
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.errors import ConfigError, StageError, StorageError
-from pipeline.stages.experiment_config import JsonLines, PluginNumbers
+from pipeline.experiment.experiment_config import JsonLines, PluginNumbers
 
 STEPS = (
     "setup_device", "init_parallel", "setup_output_dir", "dump_config", "setup_visualizer", "setup_logger",

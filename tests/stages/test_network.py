@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, stages
+from pipeline.brain.brain import ModuleBrain, unregistered_modules
 from pipeline.errors import ClassPathError, ConfigError, StageError
-from pipeline.training.brain import ModuleBrain, unregistered_modules
 
 Data = Callable[[int, int], TensorDataset]
 
@@ -308,7 +308,7 @@ def test_an_infer_runner_builds_no_updater_of_ones_own(config: dict[str, Any]) -
     [
         (type("Asking", (Counting,), {"__init__": lambda self, brain, rate: None}), ConfigError,
          "phase.line.updater: Asking: missing a required argument: 'rate'; mend updater.args"),
-        (nn.Linear, ClassPathError, "phase.line.updater.class_path: 'torch.nn.*Linear does not derive from pipeline.training.updater:UpdaterBase"),
+        (nn.Linear, ClassPathError, "phase.line.updater.class_path: 'torch.nn.*Linear does not derive from pipeline.updater.updater:UpdaterBase"),
     ],
 )  # fmt: skip
 def test_an_updater_that_cannot_be_built_is_refused(

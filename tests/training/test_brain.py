@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
+from pipeline.brain.brain import ModuleBrain
 from pipeline.data.batch import split
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.optim_scheduler import losses_by_name
-from pipeline.training.schedules import Constant
-from pipeline.training.trainable import trainable_of
+from pipeline.optim.optim_scheduler import losses_by_name
+from pipeline.optim.schedules import Constant
 from tests.training.conftest import in_turn
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeline import Brain, Stage, UpdaterBase, hookimpl, stages
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
+from pipeline.engine.run_options import RunOptions, compile_modules
 from pipeline.errors import ConfigError
-from pipeline.training.run_options import RunOptions, compile_modules
 from tests.training.conftest import table
 
 Config = Callable[..., dict[str, Any]]

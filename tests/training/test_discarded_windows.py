@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from pipeline import Brain, Context, ExperimentBase, GeneralTrainer, RunnerBase, Stage, hookimpl, optimize
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 from tests.training.conftest import Kill, KilledError, linear_config, mse
 
 TAIL = ": each counts as an update, but the optimizer made no step\n"

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl
+from pipeline.brain.brain import ModuleBrain
 from pipeline.context import Context
+from pipeline.engine.evaluation import evaluate, evaluating, predict
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.evaluation import evaluate, evaluating, predict
-from pipeline.training.metrics.base import MAE, Accuracy
-from pipeline.training.trainable import trainable_of
+from pipeline.metrics.base import MAE, Accuracy
 
 mse = nn.functional.mse_loss
 

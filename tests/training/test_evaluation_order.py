@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline import GeneralTrainer
-from pipeline.data.reader import ReaderBase
+from pipeline.slots.reader import ReaderBase
 from pipeline.stages import Network
 
 SAMPLES = 10

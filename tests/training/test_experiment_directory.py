@@ -15,8 +15,8 @@ import yaml
 from loguru import logger
 
 from pipeline import create_experiment_directory, parse_arguments
+from pipeline.brain import script
 from pipeline.errors import ConfigError, ExitCode, StorageError
-from pipeline.training import script
 
 PARAMETERS = """\
 # what is trained

@@ -18,10 +18,10 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import Brain, Stage
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
+from pipeline.brain.fit import EVERY, pass_progress
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, StageError
-from pipeline.training.fit import EVERY, pass_progress
-from pipeline.training.trainable import trainable_of
 
 Table = Callable[..., TensorDataset]
 mse = nn.functional.mse_loss

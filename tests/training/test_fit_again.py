@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import CheckpointError, DataError
-from pipeline.training.trainable import trainable_of
 
 
 def data() -> list[list[Tensor]]:

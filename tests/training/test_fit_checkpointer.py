@@ -17,8 +17,8 @@ from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.training.trainable import trainable_of
 from tests.training.test_fit_again import Batches, Counter, data
 
 

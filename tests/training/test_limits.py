@@ -107,7 +107,7 @@ def test_limit_then_higher_limit_equals_unbroken(
 
     ``python tests/faults/run_limits.py`` does it at every place within two epochs.
     """
-    monkeypatch.setattr("pipeline.training.triggers.time", SimpleNamespace(monotonic=lambda: run_limits.Clock.now))
+    monkeypatch.setattr("pipeline.engine.triggers.time", SimpleNamespace(monotonic=lambda: run_limits.Clock.now))
     expected = run_limits.unbroken(tmp_path / "unbroken", program)
     assert differences(run_limits.resumed(tmp_path / "limited", program, limit, None), expected) == []
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, UpdaterBase, hookimpl
+from pipeline.brain.brain import ModuleBrain
 from pipeline.checkpoint import reader
+from pipeline.engine.evaluation import evaluate
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DataError, DivergedError, StorageError
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.evaluation import evaluate
-from pipeline.training.metrics.base import Accuracy
-from pipeline.training.optim_scheduler import attach_optimizer_hooks
-from pipeline.training.schedules import Constant
-from pipeline.training.trainable import trainable_of
+from pipeline.metrics.base import Accuracy
+from pipeline.optim.optim_scheduler import attach_optimizer_hooks
+from pipeline.optim.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

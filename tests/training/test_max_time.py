@@ -31,7 +31,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
-    monkeypatch.setattr("pipeline.training.triggers.time", SimpleNamespace(monotonic=lambda: Clock.now))
+    monkeypatch.setattr("pipeline.engine.triggers.time", SimpleNamespace(monotonic=lambda: Clock.now))
     monkeypatch.setattr(Clock, "killed_at", -1)
     return Clock
 

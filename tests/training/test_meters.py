@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.training.meters import MOST, Meter, Meters
+from pipeline.metrics.meters import MOST, Meter, Meters
 
 DRAWN = random.Random(0)
 NUMBERS = [(torch.tensor(DRAWN.uniform(-3, 3)), DRAWN.randint(1, 9)) for _ in range(50)]

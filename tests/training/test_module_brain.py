@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeline.brain.brain import ModuleBrain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.brain import ModuleBrain, Stage
 from tests.training.conftest import in_turn
 
 mse = nn.functional.mse_loss

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.training.nonfinite import NonFiniteGuard
-from pipeline.training.optim_scheduler import optimize
-from pipeline.training.schedules import Constant
+from pipeline.optim.nonfinite import NonFiniteGuard
+from pipeline.optim.optim_scheduler import optimize
+from pipeline.optim.schedules import Constant
 from tests.training.conftest import in_turn
 
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {

@@ -18,11 +18,11 @@ from torch.utils.data import Dataset
 
 from pipeline import Brain, Context, Stage, hookimpl
 from pipeline.data.batch import to_device
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DivergedError, ExitCode
-from pipeline.training.meters import Meter
-from pipeline.training.optim_scheduler import close_windows
-from pipeline.training.schedules import Constant
-from pipeline.training.trainable import trainable_of
+from pipeline.metrics.meters import Meter
+from pipeline.optim.optim_scheduler import close_windows
+from pipeline.optim.schedules import Constant
 
 pytestmark = [
     pytest.mark.gpu,

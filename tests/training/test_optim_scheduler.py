@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pipeline import OptimScheduler
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.training.optim_scheduler import optimize
-from pipeline.training.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule
+from pipeline.optim.optim_scheduler import optimize
+from pipeline.optim.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule
 from tests.training.conftest import in_turn
 
 

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage, optimize
 from pipeline.context import Context
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
-from pipeline.training.optim_scheduler import OptimScheduler, close_windows
-from pipeline.training.schedules import Constant
-from pipeline.training.trainable import trainable_of
+from pipeline.optim.optim_scheduler import OptimScheduler, close_windows
+from pipeline.optim.schedules import Constant
 from tests.training.conftest import in_turn
 
 

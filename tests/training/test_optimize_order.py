@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from pipeline import RunnerBase, hookimpl, optimize
 from pipeline.context import Context
 from pipeline.errors import ConfigError
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 
 mse = nn.functional.mse_loss
 Config = dict[str, Any]

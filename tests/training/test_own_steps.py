@@ -15,9 +15,9 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookimpl
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError
-from pipeline.training.trainable import trainable_of
 from tests.training.conftest import Kill, KilledError, mse, table
 
 Table = Callable[..., TensorDataset]

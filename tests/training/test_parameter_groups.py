@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pipeline import Brain, GeneralTrainer, Stage
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule, WarmupCosine
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule, WarmupCosine
 from tests.training.conftest import Kill, KilledError, in_turn, mse, table
 
 Options = dict[str, Any]

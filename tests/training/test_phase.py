@@ -13,9 +13,9 @@ from pipeline import GeneralTrainer
 from pipeline.check.checker import check_or_raise
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
+from pipeline.engine.phase import pass_loader, run_options_for
+from pipeline.engine.run_options import RunOptions
 from pipeline.errors import ConfigError, ContextError
-from pipeline.training.phase import pass_loader, run_options_for
-from pipeline.training.run_options import RunOptions
 
 NETWORK = """
 from pipeline import stages

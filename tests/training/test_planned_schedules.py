@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 from pipeline import Context, GeneralTrainer, RunnerBase, hookimpl, stages
 from pipeline.errors import ConfigError
-from pipeline.training.schedules import Noam, TorchSchedule, WarmupLinear
+from pipeline.optim.schedules import Noam, TorchSchedule, WarmupLinear
 from tests.training.conftest import Kill, KilledError, linear_config, mse, table, with_release
 
 

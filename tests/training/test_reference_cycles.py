@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pipeline import ExperimentBase
-from pipeline.training.updater import StandardUpdater
+from pipeline.updater.updater import StandardUpdater
 
 SAMPLES = torch.arange(10.0).reshape(5, 2)
 

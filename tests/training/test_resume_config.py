@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 from tests.training.conftest import Kill, KilledError, mse, table
 
 STEPS, EPOCH, AT = 12, 6, 5

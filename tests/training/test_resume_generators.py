@@ -27,7 +27,7 @@ from pipeline import (
     stages,
 )
 from pipeline.data.loader import make_loader
-from pipeline.training.trainable import trainable_of
+from pipeline.engine.trainable import trainable_of
 from tests.training.conftest import linear_config, mse, table
 
 Weights = Mapping[str, Tensor]

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, RunnerBase, hookimpl, stages
 from pipeline.data.loader import end_workers
+from pipeline.engine.trainable import trainable_of
 from pipeline.signals import StoppedError
-from pipeline.training.trainable import trainable_of
 from tests.training.conftest import linear_config, mse, table
 
 Weights = Mapping[str, Tensor]

@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from pipeline import RunOptions, parse_arguments
+from pipeline.engine.run_options import NOT_TAKEN, check_options, values_of
 from pipeline.errors import ConfigError
-from pipeline.training.run_options import NOT_TAKEN, check_options, values_of
 from tests.training.conftest import in_turn
 
 DEFAULTS = {

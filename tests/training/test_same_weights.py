@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from pipeline import Brain, Stage, UpdaterBase
 from pipeline.context import Context
-from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.schedules import Constant
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.schedules import Constant
 
 EPOCHS, RATE = 3, 0.01
 mse = nn.functional.mse_loss

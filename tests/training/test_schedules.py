@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.schedules import (
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.schedules import (
     Constant,
     ExponentialDecay,
     Noam,

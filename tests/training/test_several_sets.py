@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import GeneralTrainer, Stage, Trigger, hookimpl
+from pipeline.brain.brain import ModuleBrain
 from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.stages import Runner
-from pipeline.training.brain import ModuleBrain
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Context, GeneralTrainer, OptimScheduler, hookimpl, optimize
-from pipeline.training.schedules import Constant
+from pipeline.optim.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from pipeline.check.checker import check
 from pipeline.errors import ConfigError
-from pipeline.training.schedules import Constant, ExponentialDecay, Noam
+from pipeline.optim.schedules import Constant, ExponentialDecay, Noam
 
 FIGURES = json.loads(Path(__file__).with_name("speechain.json").read_text(encoding="utf-8"))
 

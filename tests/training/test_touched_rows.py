@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pipeline import GeneralTrainer
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.optim_scheduler import OptimScheduler, optimize
-from pipeline.training.schedules import Constant, TorchSchedule
+from pipeline.optim.optim_scheduler import OptimScheduler, optimize
+from pipeline.optim.schedules import Constant, TorchSchedule
 from tests.training.conftest import in_turn
 
 USED = torch.tensor([7, 1, 4])

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl, optimize
+from pipeline.brain.brain import ModuleBrain
 from pipeline.context import Context
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.stages import Runner
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.trainable import trainable_of
 from tests.training.conftest import Kill, KilledError, mse
 
 Config = Callable[..., dict[str, Any]]

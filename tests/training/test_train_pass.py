@@ -15,10 +15,10 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from pipeline import Brain, RunnerBase, Stage, hookimpl
+from pipeline.brain.brain import ModuleBrain
 from pipeline.context import Context
 from pipeline.errors import ConfigError
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.updater import UpdaterBase
+from pipeline.updater.updater import UpdaterBase
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

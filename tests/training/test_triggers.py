@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, Trigger, hookimpl, make_loader
 from pipeline.config.schema import Interval, RunnerSchema
+from pipeline.engine.triggers import NEVER, IntervalTrigger, Schedule
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.triggers import NEVER, IntervalTrigger, Schedule
 from tests.training.conftest import Kill, KilledError, linear_config, table
 
 

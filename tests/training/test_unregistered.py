@@ -14,8 +14,8 @@ from torch.optim import SGD
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, StandardUpdater
 from pipeline.errors import ConfigError, ExitCode
+from pipeline.experiment.experiment import ExperimentBase
 from pipeline.stages.base import NetworkBase
-from pipeline.stages.experiment import ExperimentBase
 from tests.training.conftest import linear_config, mse, table
 
 Fill = Callable[[Any], object]

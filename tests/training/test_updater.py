@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, Stage, Updater, UpdaterBase, UpdaterState, stages
+from pipeline.brain.brain import ModuleBrain
 from pipeline.checkpoint.pytree import save_state
+from pipeline.engine.trainable import trainable_of
 from pipeline.errors import CheckpointError, DataError, DivergedError
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.trainable import trainable_of
 
 
 def test_a_base_updater_says_what_to_define() -> None:

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage, hookimpl
 from pipeline.context import Context
+from pipeline.engine.evaluation import BestTracker
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.evaluation import BestTracker
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

@@ -1,5 +1,6 @@
 """What stands in the context is what its types promise."""
 
+from pipeline.brain.brain import Brain
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.load import Config
 from pipeline.context import (
@@ -10,10 +11,9 @@ from pipeline.context import (
     TrainingLoop,
     UpdaterView,
 )
-from pipeline.training.brain import Brain
-from pipeline.training.engine import Engine
-from pipeline.training.train_pass import PassIterator
-from pipeline.training.updater import UpdaterBase
+from pipeline.engine.engine import Engine
+from pipeline.engine.train_pass import PassIterator
+from pipeline.updater.updater import UpdaterBase
 
 
 def config(value: Config) -> ConfigView:

@@ -207,6 +207,11 @@ def test_a_path_to_no_python_file_is_told_what_is_there(workspace: Workspace, pa
             "there is no module 'torchh.nn'; check the spelling, or install the package that has 'torchh'",
         ),
         ("torch.nn.modles:Linear", "'torch.nn' has no module 'modles'; did you mean 'modules'?"),
+        (
+            "pipeline.training.metrics.auc:AUC",
+            "'pipeline.training.metrics.auc' was moved; write 'pipeline.metrics.auc'",
+        ),
+        ("pipeline.data.slots:SlotFiles", "'pipeline.data.slots' was moved; write 'pipeline.slots.files'"),
         ("pipeline.stages.startup:Strtup", "pipeline.stages.startup has no 'Strtup'; did you mean 'Startup'?"),
         ("torch.nn.Linaer", "torch.nn has no 'Linaer'; did you mean 'Linear'?"),
         ("json:Zzz", "json has no 'Zzz'; known: JSONDecodeError, JSONDecoder, JSONEncoder"),
@@ -284,7 +289,7 @@ def test_a_file_that_fails_when_imported_says_where(
 
 MODULES = [
     # A name that a module imports; a submodule that the package imports from itself; one that it does not mention.
-    ("torch", "pipeline.training.schedules"),
+    ("torch", "pipeline.optim.schedules"),
     ("lr_scheduler", "torch.optim"),
     ("torch.nn.modules.linear", ""),
 ]

@@ -112,7 +112,7 @@ CLASSES = """
     import torch
     from torch.utils.data import Dataset
     from pipeline import StartupBase, stages, Brain
-    from pipeline.data.reader import ReaderBase
+    from pipeline.slots.reader import ReaderBase
 
     class Plain:
         pass

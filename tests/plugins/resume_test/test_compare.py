@@ -13,7 +13,7 @@ from pipeline_plugins.resume_test.files import NOTHING, Finding
 from pipeline_plugins.resume_test.runs import FinishedRun
 from torch import nn
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.brain.checkpointer import Checkpointer
 
 LINES = [{"event": "train", "iteration": 3, "loss": 0.5}, {"event": "epoch", "iteration": 4, "loss": 0.25}]
 

@@ -11,8 +11,8 @@ import torch
 from pipeline_plugins.resume_test.recorder import Counters, volatile_patterns
 from torch import nn
 
+from pipeline.brain.checkpointer import Checkpointer
 from pipeline.check.checker import check_or_raise
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import PluginError
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.metrics import AUC
+from pipeline.metrics import AUC
 
 
 def pair_count(scores: list[float], labels: list[int]) -> float:

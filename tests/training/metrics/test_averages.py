@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.training.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
+from pipeline.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
 
 PROBABILITIES, LABELS = [0.9, 0.2, 0.6, 0.7, 0.1], [1, 0, 0, 1, 1]
 CROSS_ENTROPY = -sum(math.log(p if y else 1 - p) for p, y in zip(PROBABILITIES, LABELS, strict=True)) / 5

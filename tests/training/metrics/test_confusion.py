@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.metrics.classification import F1, Average, Precision, Recall
+from pipeline.metrics.classification import F1, Average, Precision, Recall
 from tests.training.conftest import in_turn
 
 PREDICTED = [0, 0, 1, 1, 1, 2, 2, 0, 4]

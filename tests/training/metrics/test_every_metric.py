@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pipeline import metrics
 from pipeline.check import checker
 from pipeline.errors import DataError
-from pipeline.training import metrics
-from pipeline.training.metrics import AUC
-from pipeline.training.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
-from pipeline.training.metrics.classification import F1, Precision, Recall, RecallAtK
-from pipeline.training.metrics.ranking import COPC, GAUC, ActualCTR, BucketError, PairOrder
+from pipeline.metrics import AUC
+from pipeline.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
+from pipeline.metrics.classification import F1, Precision, Recall, RecallAtK
+from pipeline.metrics.ranking import COPC, GAUC, ActualCTR, BucketError, PairOrder
 from tests.training.conftest import in_turn
 
 # Predictions, target, and what else an update takes.

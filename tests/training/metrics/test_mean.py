@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pipeline.training.metrics.base import Mean, wide
+from pipeline.metrics.base import Mean, wide
 
 
 def test_a_mean_weighs_each_value_by_its_samples() -> None:

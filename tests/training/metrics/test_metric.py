@@ -11,8 +11,8 @@ import torch
 
 from pipeline import GeneralTrainer
 from pipeline.errors import ClassPathError, DataError
-from pipeline.training.metrics import AUC, PairOrder
-from pipeline.training.metrics.base import LogLoss, build_metrics, judge, needs_target
+from pipeline.metrics import AUC, PairOrder
+from pipeline.metrics.base import LogLoss, build_metrics, judge, needs_target
 
 
 class Count:
@@ -24,7 +24,7 @@ def test_metrics_are_built_by_bare_name_class_path_or_class_with_their_arguments
     built: dict[str, Any] = build_metrics(
         {
             "auc": {"class": "AUC"},
-            "logloss": {"class": "pipeline.training.metrics:LogLoss", "args": {"from_logits": True}},
+            "logloss": {"class": "pipeline.metrics:LogLoss", "args": {"from_logits": True}},
             "count": {"class": Count, "args": {"start": 5}},
         },
         None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.metrics import COPC, GAUC, ActualCTR, BucketError, PairOrder
+from pipeline.metrics import COPC, GAUC, ActualCTR, BucketError, PairOrder
 from tests.training.conftest import in_turn
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.metrics.classification import RecallAtK
+from pipeline.metrics.classification import RecallAtK
 from tests.training.conftest import in_turn
 
 

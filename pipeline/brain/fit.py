@@ -1,0 +1,366 @@
+"""``Brain.fit`` and ``evaluate``: a Brain that trains alone, without a config."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from loguru import logger
+from rich.progress import MofNCompleteColumn, Progress
+
+from pipeline.brain.checkpointer import Checkpointer
+from pipeline.checkpoint import storage
+from pipeline.checkpoint.checkpoint_store import CheckpointStore
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.run_checkpointer import RunCheckpointer
+from pipeline.config.load import Config, ConfigBuilder
+from pipeline.context import CHECKPOINT, Context, Phase
+from pipeline.data.batch import on_device
+from pipeline.data.loader import length, without_state
+from pipeline.distributed.world import current_world
+from pipeline.engine.client import Client
+from pipeline.engine.engine import Engine
+from pipeline.engine.evaluation import evaluate
+from pipeline.engine.phase import begin_on_ranks
+from pipeline.engine.run_options import RunOptions
+from pipeline.engine.train_pass import TrainPass
+from pipeline.engine.trainable import Computation, Stage, trainable_of
+from pipeline.errors import CheckpointError, ConfigError, PluginError
+from pipeline.run.bar_console import BarConsole
+from pipeline.run.failures import best_effort
+from pipeline.run.hook_gradients import set_aside_in_hooks
+from pipeline.run.log import on_terminal
+from pipeline.run.run_context import listen, new_context
+from pipeline.updater.updater import Updater
+from pipeline.user_code.plugin_calls import register_plugins
+from pipeline.user_code.plugins import built_plugin, load_plugins, plugin_manager
+
+# The phase under which a Brain that trains alone saves and reports.
+NAME = "brain"
+
+# The names of its datasets: the arguments of ``fit``.
+TRAIN, VALID = "train_set", "valid_set"
+
+# The plugins that it has without being asked. Their state is in no checkpoint.
+DEFAULTS = ("progress_bar", "profiler")
+
+# Iterations between two reports to the plugins.
+EVERY = 50
+
+
+class LoneBrain(Computation, Protocol):
+    """A Brain that trains alone."""
+
+    checkpointer: Checkpointer | None
+    hparams: Any
+
+
+class FitContext(Context):
+    """The context of a Brain that trains alone."""
+
+    def explain_missing(self, key: str, where: str) -> str:
+        """Return why a key is missing."""
+        if key != "run_dir":
+            return super().explain_missing(key, where)
+        what = f"context['run_dir'] was read ({where}), where plugins write"
+        return f"{what}, and the Brain has no hyperparameter output_folder; add it to its hparams"
+
+
+class FitClient(Client):
+    """A Brain that trains alone. Messages do not name its phase, which its user does not know of.
+
+    Args:
+        context: of the training.
+        saver: the Checkpointer of the Brain; None if it has none.
+    """
+
+    # As in SpeechBrain.
+    restores_generators = False
+    validates_in_order = False
+    ends_saved = True
+
+    def __init__(self, context: Context, saver: Checkpointer | None) -> None:
+        super().__init__(context)
+        self.saves = saver is not None
+        self._has_warned = False
+        self.session = saver.session if saver else None
+
+    def address(self, phase: str) -> str:
+        """Return what messages call the training."""
+        return "fit"
+
+    def errors(self, phase: str) -> AbstractContextManager[None]:
+        """Return a block whose errors stay as they are."""
+        return nullcontext()
+
+    def save(self, save_checkpoint: Callable[[], None]) -> None:
+        """Save a checkpoint, if the Brain has a checkpointer."""
+        if self.saves:
+            save_checkpoint()
+            return
+        if CHECKPOINT in self.context.requests and not self._has_warned:
+            self._has_warned = True
+            logger.warning("fit: a checkpoint was requested, and the Brain has no checkpointer; give it one")
+        self.context.clear_requests(CHECKPOINT)
+
+    def bind(self, training: TrainPass, phase: Phase) -> None:
+        """Do nothing: ``on_fit_start`` has prepared the Brain."""
+
+    def order_of_pass(self, rounds: int, epoch: int) -> int:
+        """Return the number of the epoch, as it was given."""
+        return epoch
+
+
+def fit(
+    brain: LoneBrain,
+    numbers: Iterable[int],
+    train: Any,
+    valid: Any = None,
+    *,
+    show: bool | None = None,
+    plugins: Iterable[Any] = (),
+) -> None:
+    """Train a Brain; with a checkpointer, continue from the newest checkpoint.
+
+    Args:
+        brain: what is trained. Its ``on_fit_start`` was called.
+        numbers: the number of each epoch.
+        train: the training batches.
+        valid: the batches for the validation after each epoch; None: there is no validation.
+        show: whether to show a progress bar; None: if stderr is a terminal, unless ``noprogressbar`` is set.
+        plugins: as in ``Brain.fit``.
+
+    Raises:
+        CheckpointError: the checkpoints are of something else.
+    """
+    options, world = trainable_of(brain).options, current_world()
+    shows = on_terminal() and not options.noprogressbar if show is None else show
+    is_shown = bool(world.broadcast(shows))
+    plugins = _listed(plugins or ())
+    with ExitStack() as ending, ExitStack() as resources:
+        loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
+        config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
+        context = _new_context(brain, config, loaders, plugins, resources)
+        hooks = context["hooks"]
+        # When the resources are closed.
+        ending.callback(hooks.after_run, context=context)
+        try:
+            hooks.before_pipeline(context=context)
+            context.enter("runner")
+            hooks.before_stage(name="runner", context=context)
+            _train(brain, numbers, context)
+            hooks.after_stage(name="runner", context=context)
+        except BaseException as error:
+            context["error"] = error
+            best_effort("on_stage_error", partial(hooks.on_stage_error, name="runner", context=context, error=error))
+            best_effort("after_pipeline", partial(hooks.after_pipeline, context=context))
+            raise
+        hooks.after_pipeline(context=context)
+
+
+def _listed(plugins: Iterable[Any]) -> list[Any]:
+    """Return the plugins as a list.
+
+    Raises:
+        PluginError: they are one plugin.
+    """
+    if isinstance(plugins, str | Mapping) or not isinstance(plugins, Iterable):
+        raise PluginError(f"fit: plugins is {plugins!r:.80}; write a list of plugins")
+    return list(plugins)
+
+
+def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins: Sequence[Any]) -> Config:
+    """Return the config of a run that would train as the options of a Brain say.
+
+    Raises:
+        ConfigError: the plugins are named wrongly.
+    """
+    saving = ["1 epoch"]
+    if options.ckpt_interval_steps > 0:
+        saving.append(f"{options.ckpt_interval_steps} iteration")
+    if options.ckpt_interval_minutes > 0:
+        saving.append(f"{round(options.ckpt_interval_minutes * 60)} second")
+    runner = {
+        "name": "fit",
+        "class": "train",
+        "seed": None,
+        "optimizer_step_limit": options.optimizer_step_limit,
+        "print_interval": EVERY if is_shown or plugins else None,
+        "valid_interval": "1 epoch" if is_validated else None,
+        "save_interval": saving,
+        "nonfinite_patience": options.nonfinite_patience,
+        "noprogressbar": not is_shown,
+        "profile_training": options.profile_training,
+        "profile_warmup": options.profile_warmup,
+        "profile_steps": options.profile_steps,
+    }
+    phase = {"name": NAME, "dataset_name": TRAIN, "valid_dataset_name": VALID if is_validated else None}
+    named = [plugin for plugin in plugins if isinstance(plugin, str | Mapping | type)]
+    names = {name for plugin in named for name in (plugin if isinstance(plugin, Mapping) else [plugin])}
+    own: list[dict[str, Any]] = []
+    if is_shown and "progress_bar" not in names:
+        own.append({"progress_bar": {"live": True}})
+    if "metric_log" not in names:
+        # It needs a run directory.
+        own.append({"metric_log": False})
+    tree = {"workspace": str(Path.cwd()), "runner": [runner], "phase": [phase], "plugins": [*own, *named]}
+    builder = ConfigBuilder(tree, name="fit")
+    if builder.config is None:
+        raise ConfigError(builder.faults)
+    return builder.config
+
+
+def _new_context(
+    brain: LoneBrain, config: Config, loaders: Mapping[str, Any], plugins: Sequence[Any], resources: ExitStack
+) -> Context:
+    """Return the context of the training, with plugins that are registered.
+
+    Raises:
+        ConfigError: ``profile_training`` is set, and there is no ``output_folder``.
+        PluginError: a plugin does not take its arguments, one of its hooks does not exist, or it wraps the model.
+    """
+    world, [runner], saver = current_world(), config.runners, brain.checkpointer
+    trainable, manager = trainable_of(brain), plugin_manager()
+    folder = getattr(brain.hparams, "output_folder", None)
+    if folder is None and runner.profile_training:
+        raise ConfigError("fit: profile_training writes into the hyperparameter output_folder; there is none, add it")
+    several = world.size > 1
+    built = [plugin for plugin in plugins if not isinstance(plugin, str | Mapping | type)]
+    chosen = load_plugins(config.tree, config.workspace, several=several)
+    chosen += [built_plugin(plugin, several=several) for plugin in built]
+    names = Counter(plugin.name for plugin in chosen)
+    if twice := [name for name, count in names.items() if count > 1]:
+        what = f"fit: two plugins have the name '{twice[0]}'"
+        raise PluginError(f"{what}; give one of the objects another name in its attribute plugin_name")
+    if wrapping := [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]:
+        what = f"fit: plugin '{wrapping[0]}' has the hook wrap_model, which comes before the optimizers are made"
+        raise PluginError(f"{what}; wrap the module before the Brain gets it")
+    if not world.is_main:
+        chosen = [plugin for plugin in chosen if getattr(plugin.target, "every_rank", False) is True]
+    context = new_context(config, runner, world, FitContext)
+    schedulers = {str(number): scheduler for number, scheduler in enumerate(trainable.schedulers)}
+    entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": Updater(brain)}
+    context |= {
+        "hooks": manager.hook,
+        "resources": resources,
+        "device": brain.device,
+        "train_state": trainable.counters,
+        "checkpointer": saver or _no_checkpoints(resources),
+        "hyper_parameters": vars(brain.hparams),
+        "runner_name": "",
+        "model": {NAME: Phase(NAME, entry)},
+        "dataset": dict(loaders),
+    }
+    if folder is not None:
+        context["run_dir"] = run_dir = Path(folder).absolute()
+        if plugins or runner.profile_training:
+            with storage.storing(run_dir, "set the hyperparameter output_folder"):
+                storage.make_folder(run_dir)
+    register_plugins(chosen, manager)
+    resources.callback(set_aside_in_hooks(manager, context))
+    listen(context, resources)
+    if saver:
+        for name, plugin in manager.list_name_plugin():
+            if name not in DEFAULTS and hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
+                saver.add_recoverable(f"plugin:{name}", plugin, optional_load=True)
+                resources.callback(saver.recoverables.pop, f"plugin:{name}", None)
+    return context
+
+
+def _no_checkpoints(resources: ExitStack) -> RunCheckpointer:
+    """Return a checkpointer that has no checkpoints, for plugins that look for some."""
+    folder = resources.enter_context(TemporaryDirectory(prefix="fit-"))
+    return RunCheckpointer(CheckpointStore(folder))
+
+
+def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
+    """Train the epochs that are left."""
+    trainable, saver, options = trainable_of(brain), brain.checkpointer, trainable_of(brain).options
+    # An earlier fit may have been interrupted in the middle of a window.
+    brain.modules.zero_grad()
+    begin_on_ranks([brain.modules], None)
+    if saver:
+        _restore(saver, context)
+    updater: Updater = context["model"][NAME]["updater"]
+    updater.set_state_dict({"iteration": context["train_state"]["iteration"], "epoch": updater.state.epoch})
+    engine = Engine(context, FitClient(context, saver))
+    if saver:
+        # Several processes look together, when it is time.
+        saver.session.begin_fit(object if engine.agreement else engine.wake)
+    is_own = not updater.is_plain(brain)
+    most = options.debug_epochs if options.debug and options.debug_epochs > 0 else None
+    count = 0
+    with context.running_loop(engine), engine.running():
+        for _ in engine.epochs(most, numbers):
+            count += 1
+            training = engine.train_pass(NAME)
+            training.run(training.custom(brain.fit_batch, "fit_batch") if is_own else trainable.fit_batch)
+    if context.peek("is_exit"):
+        iteration = context["train_state"]["iteration"]
+        logger.info(f"fit: context['is_exit'] has ended the training after iteration {iteration}")
+    elif not count:
+        done, updates, why = context["train_state"]["epoch"], context["train_state"]["update"], context.stop_reason
+        stopped = f", and it was stopped: {why}" if why else ""
+        logger.info(f"fit: nothing is left to train; {done} epochs and {updates} updates are done{stopped}")
+
+
+def _restore(saver: Checkpointer, context: Context) -> None:
+    """Restore the newest checkpoint of an earlier fit.
+
+    Raises:
+        CheckpointError: it is of something else.
+    """
+
+    def check(checkpoint: LoadedCheckpoint) -> None:
+        engine = checkpoint.state.engine if checkpoint.state else None
+        # A run may have a phase of this name, but it gives its epochs no numbers.
+        of_fit = engine and any(entry.epochs is not None for entry in engine.outer)
+        if checkpoint.weights.keys() != {NAME} or not of_fit:
+            what = f"{checkpoint.path}: was not saved by a fit of a Brain"
+            raise CheckpointError(f"{what}; give the Brain a Checkpointer with another folder")
+        saver.session.refuse_lacking(checkpoint)
+
+    context["resources"].callback(saver.store.end_resume)
+    saver.store.begin(context["model"])
+    saver.store.restore(context, check)
+    if resumed := saver.store.resumed:
+        context["hooks"].after_checkpoint_loaded(context=context, path=resumed.path)
+
+
+@contextmanager
+def pass_progress(brain: LoneBrain, title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
+    """A progress bar on stderr until the block ends; ``disable`` says that it is not shown.
+
+    Args:
+        brain: whose pass it is.
+        title: what stands before it.
+        batches: how many there will be; None: that isn't known.
+        show: whether it is; None: if stderr is a terminal, unless the Brain has ``noprogressbar``. Only rank 0 shows it.
+    """
+    shown = on_terminal() and not trainable_of(brain).options.noprogressbar if show is None else show
+    world = current_world()
+    console = BarConsole(quiet=not world.is_main)
+    with Progress(
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        console=console,
+        transient=True,
+        disable=not world.broadcast(shown),
+    ) as bar:
+        bar.add_task(title, total=batches)
+        yield bar
+
+
+def test(brain: LoneBrain, loader: Any, show: bool | None) -> float:
+    """Return the mean loss over the samples of a test set, nan if none is computed; ``show``: as in ``pass_progress``."""
+    with pass_progress(brain, "test", length(loader), show) as bar:
+        batches: Iterable[Any] = on_device(without_state(loader), brain.device)
+        if not bar.disable:
+            batches = bar.track(batches, task_id=bar.task_ids[0])
+        return evaluate(brain, batches, Stage.TEST, {}, data="the test set").get("loss", math.nan)

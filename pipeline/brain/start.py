@@ -1,0 +1,52 @@
+"""What is done with the Brains of a run before they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.brain.brain import Brain, apply_options
+from pipeline.checkpoint.weights import is_entry, module_of
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.context import Context
+from pipeline.engine.phase import begin_on_ranks, run_options_for
+from pipeline.engine.unregistered import require_registered
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.user_code.tracebacks import error_context
+
+
+def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
+    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
+
+    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
+
+    Raises:
+        ConfigError: a model keeps layers in a plain list; the runner's options contradict each other, or the device
+            cannot do them.
+    """
+    models, started = context.peek("model"), set[int]()
+    _require_registered(models)
+    for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
+        entry = models.get(name)
+        brain = entry.get("brain") if isinstance(entry, Mapping) else None
+        if isinstance(brain, Brain) and id(brain) not in started:
+            started.add(id(brain))
+            apply_options(brain, run_options_for(runner, context.peek("device")))
+            optim_schedulers = entry.get("optim_schedulers") or {}
+            for scheduler in optim_schedulers.values():
+                if isinstance(scheduler, OptimScheduler):
+                    scheduler.adopt_groups()
+            type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
+            with error_context(f"phase.{name}"):
+                brain.on_fit_start()
+            begin_on_ranks([brain.modules], runner.seed)
+
+
+def _require_registered(models: Any) -> None:
+    """Raise for layers in plain containers, also of models that a network stage of the user's own has built."""
+    entries = models if isinstance(models, Mapping) else {}
+    modules = {phase: module_of(entry) for phase, entry in entries.items() if is_entry(entry)}
+    for phase, module in modules.items():
+        brain = entries[phase].get("brain")
+        owner = brain if isinstance(brain, Brain) else None
+        require_registered([module], f"phase.{phase}: ", owner, elsewhere=modules.values())

@@ -1,0 +1,1 @@
+"""The engine: runs a training, and what it needs of a phase."""

@@ -1,0 +1,1 @@
+"""Experiment: a training written by hand, as in Parakeet."""

@@ -1,0 +1,1 @@
+"""Updater: trains on one batch after another, as PaddleSpeech's updaters do."""
