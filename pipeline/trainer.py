@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,12 +18,16 @@ from pipeline.brain.start import begin_fit
 from pipeline.check.checker import check_or_raise
 from pipeline.checkpoint.storage import short
 from pipeline.config.load import Config, Source
+from pipeline.config.schema import RunnerSchema
 from pipeline.context import STATUSES, Context
+from pipeline.engine.batch_report import describe_batch
+from pipeline.engine.client import Exporter
 from pipeline.engine.engine import make_engine
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.run import failures, session
 from pipeline.run.exclusive import exclusive
 from pipeline.run.resume import NEVER
+from pipeline.run.run_ending import log_ending
 from pipeline.run.session import Run, RunnerSession, Training
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.uncalled import TRAINER_REMEDIES, uncalled_faults_of_class
@@ -115,13 +120,14 @@ class GeneralTrainer:
                 raise
             if context.peek("is_exit"):
                 break
-        run.finish()
+        if run.finish():
+            log_ending(run)
         run.call_after_run()
         return context
 
     def run_runner(self, name: str, run: Run) -> Context:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
-        runner = RunnerSession(name, run, Training(begin_fit, make_engine))
+        runner = RunnerSession(name, run, Training(begin_fit, partial(make_engine, make_exporter=_make_exporter)))
         try:
             with run.world.collective():
                 runner.build_plugins()
@@ -130,8 +136,9 @@ class GeneralTrainer:
                 runner.context.enter("trainer")
                 runner.complete()
                 run.finish_runner(runner)
+                log_ending(run, runner)
         except BaseException as error:
-            failures.handle_failure(error, runner)
+            failures.handle_failure(error, runner, describe_batch)
             raise
         return runner.context
 
@@ -185,3 +192,11 @@ class GeneralTrainer:
             what = f"wrote context['status'] = {status!r}, which is no status{one_of(str(status), self.statuses)}"
             raise StageError(f"{runner.describe(stage)} {what}")
         return self.statuses[status]
+
+
+def _make_exporter(runner: RunnerSchema, context: Context) -> Exporter:
+    """Return what saves models for inference."""
+    # Few runs save them, and torch.export takes long to import.
+    from pipeline.brain.weight_exporter import WeightExporter  # noqa: PLC0415
+
+    return WeightExporter(runner, context)

@@ -817,7 +817,7 @@ class ModuleBrain(Brain):
                 return self.module(*inputs, **labels)
             # The names of slots are most often numbers.
             if type(inputs) is not Tensor and isinstance(inputs, Mapping) and type(inputs) is not SlotBatch:
-                return self.module(**{**self._by_name(inputs, batch), **labels})
+                return self.module(**{**self.arguments_by_name(inputs, batch), **labels})
             return self.module(inputs, **labels)
         except TypeError as error:
             self._explain(error, inputs)
@@ -847,8 +847,16 @@ class ModuleBrain(Brain):
         logits = _part(predictions, "logits") if self.loss is None else None
         return predictions if logits is None else logits
 
-    def _by_name(self, inputs: Mapping[str, Any], batch: Any) -> Mapping[str, Any]:
-        """The items of a mapping that ``forward`` takes; the inputs of a pair are passed as they are."""
+    def arguments_by_name(self, inputs: Mapping[str, Any], batch: Any) -> Mapping[str, Any]:
+        """Return the items of a mapping that ``forward`` takes; the inputs of a pair are passed as they are.
+
+        Args:
+            inputs: what ``forward`` gets.
+            batch: the batch that they are from.
+
+        Raises:
+            DataError: the batch lacks an argument that has no default.
+        """
         if not isinstance(batch, Mapping):
             return inputs
         if missing := [name for name, has_default in self._defaults.items() if not has_default and name not in batch]:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from pipeline.check.data_flow import DataFlow, FlowCheck, default_path, flow_of_plugin, is_untouched, runs_in_order
 from pipeline.check.hooks import definition_of, faults_of_hooks
+from pipeline.check.hyper_parameter_check import unread_hyper_parameters
 from pipeline.check.inspection import Inspection, Setting, kind
 from pipeline.check.phase import PhaseCheck
 from pipeline.check.runner import check_runner, experiment_of, missing_checkpoint
 from pipeline.check.stage import check_arguments, method_faults, stage_faults, stage_notes
+from pipeline.check.swap_report import swap_report
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.usage import UsageTracker
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
@@ -100,22 +102,23 @@ def inspect(
             runner.fault_at("init_model_path", message)
     if not is_open:
         inspection.faults.extend(faults_of_hooks(plugins, list(flows.values())))
+    suspects = unread_hyper_parameters(inspection)
     for name, further_check in offered("checks").items():
         with error_context(f"check {name} of the entry-point group pipeline.checks"):
             further_check(inspection)
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(builder.faults), key=lambda fault: (fault.where, fault.line, fault.column))
-    checked = _with_findings(builder.config, inspection) if builder.config and not faults else None
+    checked = _with_findings(builder.config, inspection, suspects) if builder.config and not faults else None
     return CheckResult(faults, checked, flows, inspection.files)
 
 
-def _with_findings(config: Config, inspection: Inspection) -> Config:
-    """A config with what its inspection has found."""
+def _with_findings(config: Config, inspection: Inspection, suspects: set[str]) -> Config:
+    """Return a config with what its inspection has found; ``suspects``: the ``hyper_parameters`` that nothing seems to read."""
     return replace(
         config,
-        reads=UsageTracker(inspection.used, inspection.suspects),
+        reads=UsageTracker(inspection.used, suspects),
         sources=inspection.files,
-        swaps=inspection.swaps,
+        swaps=swap_report(inspection.flows),
         notes=list(dict.fromkeys([*config.notes, *inspection.notes])),
         switched_off=inspection.switched_off,
     )

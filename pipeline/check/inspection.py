@@ -34,8 +34,6 @@ class Inspection:
             grows.
         modules: the workspace files that were read.
         flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``; grows.
-        suspects: the ``hyper_parameters`` that nothing seems to read.
-        swaps: what the stages that are not the default change, a text.
     """
 
     def __init__(
@@ -56,8 +54,6 @@ class Inspection:
         self.switched_off: set[str] = set()
         self.modules: dict[Path, source.Module] = {}
         self.flows: dict[str, Any] = {}
-        self.swaps = ""
-        self.suspects: set[str] = set()
 
     @property
     def files(self) -> list[Path]:

@@ -16,12 +16,12 @@ from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import EntryState, EpochStart, ValidationState
 from pipeline.checkpoint.storage import as_number
-from pipeline.config.schema import time_is_over
+from pipeline.config.schema import RunnerSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
 from pipeline.distributed.agreement import Agreement
 from pipeline.distributed.world import current_world
 from pipeline.engine.checkpoints import Checkpoints
-from pipeline.engine.client import Client, IterationClient
+from pipeline.engine.client import Client, Exporter, IterationClient
 from pipeline.engine.evaluation import Validation, batches_of, evaluate, evaluate_each, extend_metrics
 from pipeline.engine.journal import Journal
 from pipeline.engine.phase import (
@@ -39,10 +39,13 @@ from pipeline.metrics.ranks import in_step
 from pipeline.optim.optim_scheduler import attach_optimizer_hooks, log_discarded_windows
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.user_code.plugin_calls import hook_or_none
-from pipeline.user_code.plugins import offered
 
 # After so many iterations a warning says what a scheduled action waits for.
 PATIENCE = 1000
+
+
+# Makes an exporter for a runner with these settings, once the models are built.
+MakeExporter = Callable[[RunnerSchema, Context], Exporter]
 
 
 class Engine:
@@ -59,6 +62,7 @@ class Engine:
     Args:
         context: after network and startup.
         client: what is trained, and how.
+        make_exporter: makes what saves the models for other programs, if the runner asks for it.
 
     Attributes:
         iterating: the client if it trains without passes, else None.
@@ -83,9 +87,10 @@ class Engine:
     before_batch: Callable[..., Any] | None = None
     after_batch: Callable[..., Any] | None = None
 
-    def __init__(self, context: Context, client: Client) -> None:
+    def __init__(self, context: Context, client: Client, make_exporter: MakeExporter | None = None) -> None:
         self.context = context
         self.client = client
+        self._make_exporter = make_exporter
         self.iterating = client if isinstance(client, IterationClient) else None
         self.counters: dict[str, int] = context["train_state"]
         self.due = NEVER
@@ -450,7 +455,7 @@ class Engine:
         store = self.store if self.client.saves else None
         self.checkpoints = Checkpoints(store, context, self.validation.best, on_error, session)
         has_exports = bool(self.runner.save_inference_interval)
-        self.exporter = offered("exporters")["weight_exporter"](self.runner, context) if has_exports else None
+        self.exporter = self._make_exporter(self.runner, context) if has_exports and self._make_exporter else None
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
             self.schedule.limit_time(self.runner.max_time, context, self.journal.checkpoint)
@@ -1109,10 +1114,10 @@ def _numbers_left(
             yield number
 
 
-def make_engine(context: Context, stage: Any) -> Engine:
+def make_engine(context: Context, stage: Any, make_exporter: MakeExporter) -> Engine:
     """Return the engine of a runner stage: with its own client if it has one."""
     own = getattr(stage, "engine_client", None)
-    return Engine(context, own() if own else Client(context, stage))
+    return Engine(context, own() if own else Client(context, stage), make_exporter)
 
 
 def engine_of(context: Context) -> Engine:

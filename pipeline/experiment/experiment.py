@@ -766,6 +766,10 @@ class ExperimentBase(RunnerBase):
         finally:
             restore_random_state(random, self._generators())
 
+    def _active_batch(self) -> tuple[Any, int] | None:
+        """Return the batch that was read last, and its number in the epoch; None before the first."""
+        return None if self._batch is None else (self._batch, self._cursor.taken)
+
     def _has_read_epoch(self) -> bool:
         """Return whether all batches of the running epoch were read."""
         return bool(self._cursor.taken) and self._cursor.over()
@@ -901,6 +905,10 @@ class ExperimentClient(IterationClient):
     def no_numbers(self) -> dict[str, dict[str, Any]]:
         """Return the numbers of an epoch that starts."""
         return {PHASE: {}}
+
+    def active_batch(self) -> tuple[Any, int] | None:
+        """Return the batch that was read last, and its number in the epoch."""
+        return self._experiment._active_batch()
 
     def has_read_epoch(self) -> bool:
         """Return whether all batches of the running epoch were read."""

@@ -12,10 +12,10 @@ from pipeline.data.fetch import WorkerTracebackError
 from pipeline.distributed import world
 from pipeline.distributed.world import Failure, PeerError
 from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
+from pipeline.run.run_ending import log_ending
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.plugin_calls import failing_plugin
-from pipeline.user_code.plugins import offered
 from pipeline.user_code.tracebacks import failing_method, user_traceback, with_traceback
 
 # Those with which a run ends that was asked to; any other has failed.
@@ -46,19 +46,27 @@ def reporting(run: Run) -> Iterator[None]:
             headline = f"between two runners: {error or type(error).__name__}"
             log_error(error, headline)
             best_effort("status.json", _write_status, error, headline, run, run.directory.read_status())
-            best_effort("the last lines", run.report_end, None, error)
+            best_effort("the last lines", _log_ending, error, run)
             run.call_after_run()
         raise
 
 
-def handle_failure(error: BaseException, runner: RunnerSession) -> None:
-    """Report the error, call ``abort``, and close the resources; an error on the way is logged beside the first."""
+def handle_failure(
+    error: BaseException, runner: RunnerSession, describe_batch: Callable[[Exception, RunnerSession], list[str]]
+) -> None:
+    """Report the error, call ``abort``, and close the resources; an error on the way is logged beside the first.
+
+    Args:
+        error: the error.
+        runner: the one that has failed.
+        describe_batch: returns lines about the batch in which it has failed; none if it was in no batch.
+    """
     run = runner.run
     # A signal has to wait: the run is ending anyway, and nothing of that is left out.
     with SHUTDOWN.defer(lambda: None):
         context, stage, hooks = runner.context, runner.context.stage, runner.hooks
         runner.restore_protected()
-        best_effort("the description of the batch", _describe_batch, error, runner)
+        best_effort("the description of the batch", _add_batch, error, runner, describe_batch)
         headline = describe(error, stage, runner)
         # First of all: the others are waiting for this process.
         failure = run.report_failure(error, exit_code(error), headline)
@@ -83,8 +91,12 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         best_effort("context.json", run.write_accesses, level=level)
         reason = headline if is_first else str(failure)
         best_effort("status.json", _write_status, error, reason, run, runner.counters, level=level)
-        best_effort("the last lines", run.report_end, runner, error)
+        best_effort("the last lines", _log_ending, error, run, runner)
         run.call_after_run()
+
+
+def _log_ending(error: BaseException, run: Run, runner: RunnerSession | None = None) -> None:
+    log_ending(run, runner, error, has_failed=exit_code(error, run) not in _STATES)
 
 
 def _write_status(
@@ -140,12 +152,13 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
 
 
-def _describe_batch(error: BaseException, runner: RunnerSession) -> None:
+def _add_batch(
+    error: BaseException, runner: RunnerSession, describe_batch: Callable[[Exception, RunnerSession], list[str]]
+) -> None:
     """Add to an error of a batch what the batch was, and where the config names what has met it."""
-    for describe_batch in offered("batch_reports").values() if isinstance(error, Exception) else ():
-        if lines := describe_batch(error, runner):
-            # Of several lines, so that the headline leaves it out.
-            error.add_note("\n".join(lines))
+    if isinstance(error, Exception) and (lines := describe_batch(error, runner)):
+        # Of several lines, so that the headline leaves it out.
+        error.add_note("\n".join(lines))
 
 
 def _batch_notes(error: BaseException) -> list[str]:

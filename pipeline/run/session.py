@@ -35,6 +35,7 @@ from pipeline.run import log
 from pipeline.run.directory import RunDirectory
 from pipeline.run.hook_gradients import set_aside_in_hooks
 from pipeline.run.mid_epoch import MidEpoch
+from pipeline.run.plugin_report import PluginReport
 from pipeline.run.provenance import Provenance, digests, imported_packages
 from pipeline.run.resume import (
     NEVER,
@@ -47,10 +48,11 @@ from pipeline.run.resume import (
     with_original_links,
 )
 from pipeline.run.run_context import listen, new_context
+from pipeline.run.run_summary import log_summary
 from pipeline.signals import SHUTDOWN
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import failing_plugin, register_plugins
-from pipeline.user_code.plugins import load_plugins, offered, plugin_manager
+from pipeline.user_code.plugins import load_plugins, plugin_manager
 from pipeline.user_code.tracebacks import user_traceback, with_traceback
 
 
@@ -296,17 +298,6 @@ class Run:
             why = None
         if not runner.exited:
             self.directory.mark_done(name, runner.counters, why)
-        self.report_end(runner)
-
-    def report_end(self, runner: RunnerSession | None = None, error: BaseException | None = None) -> None:
-        """Have the log say what was saved, and how the run goes on: once, on rank 0.
-
-        Args:
-            runner: the one that is at its end; None: the run is, after or between its runners.
-            error: what has ended it; None: it is done, or ``is_exit`` has ended it.
-        """
-        for log_ending in offered("run_endings").values() if self.world.is_main else ():
-            log_ending(self, runner, error)
 
     def write_accesses(self) -> None:
         """Write ``context.json``: runner name -> who read and wrote which key."""
@@ -317,8 +308,12 @@ class Run:
         """The runners that are not done."""
         return [name for name in self.trainers if not self.directory.is_done(name)]
 
-    def finish(self) -> None:
-        """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner."""
+    def finish(self) -> bool:
+        """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner.
+
+        Returns:
+            Whether it had to be written: a run that was interrupted after its last runner may be done already.
+        """
         # An infer runner has the counters of the checkpoint that it evaluates, which may be another run's.
         trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
         furthest = self.directory.furthest_counters(trained or list(self.trainers))
@@ -330,8 +325,7 @@ class Run:
             logger.info(f"{reason}; the run ends here, before the end of {', '.join(unfinished)}")
             counters = furthest if last.settings.kind == "infer" else last.counters
             self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
-            self.report_end()
-            return
+            return True
         if last:
             reads = self.config.reads
             if any(env_was_read(runner.context) for runner in self.sessions.values()):
@@ -341,10 +335,10 @@ class Run:
                 self.warn(line)
         elif self.directory.read_status().get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
-            return
+            return False
         why, code = self.directory.stop_reasons(self.trainers), ExitCode.DONE
         self.directory.write_status("done", exit_code=code, reason=why, resumable=False, train_state=furthest)
-        self.report_end()
+        return True
 
     def call_after_run(self) -> None:
         """Call the last hook, of the plugins of the runner that ran last; an error in it is logged, for the run is over."""
@@ -446,8 +440,8 @@ class RunnerSession:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
         self.resources.callback(set_aside_in_hooks(self.manager, self.context))
-        for name, report in offered("plugin_reports").items() if self.plugins and self.run.world.is_main else ():
-            self.manager.register(report(self.manager), name)
+        if self.plugins and self.run.world.is_main:
+            self.manager.register(PluginReport(self.manager), "plugin_report")
         listen(self.context, self.resources)
         self.store.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
@@ -471,7 +465,7 @@ class RunnerSession:
             self.entered_runner = True
             if self.settings.kind == "train":
                 self.begin_training()
-            for log_summary in offered("run_summaries").values() if self.run.world.is_main else ():
+            if self.run.world.is_main:
                 log_summary(self.context, self.settings, self.classes)
         # Plugins may have put theirs there.
         self.remember_protected()

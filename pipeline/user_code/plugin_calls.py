@@ -58,11 +58,25 @@ class HookCall:
         self.wraps = implementation.wrapper or implementation.hookwrapper
         self.may_return = self.wraps or HOOKS[hook].return_annotation != "None"
         self.count = self.errors = 0
-        self.due = 0 if self.warns else float("inf")
+        self._unwatched = self.due = 0 if self.warns else float("inf")
+
+    def watch(self, watched: Callable[..., Any], unwatched: int) -> None:
+        """Have something else call the method; in the hot loop only now and then.
+
+        Args:
+            watched: calls the method.
+            unwatched: so many calls of the hot loop go by until the next one that is watched. Where errors are logged, each
+                is watched.
+        """
+        self.watched = watched
+        self._unwatched = 0 if self.warns else unwatched
+        self.due = 0
 
     def __call__(self, *arguments: Any, **defaults: Any) -> Any:
         """Call the hook; an error is logged where the plugin is to warn."""
         self.count += 1
+        # The first may have something to load.
+        self.due = 0 if self.count == 1 else self.count + self._unwatched
         outer, CURRENT.call = CURRENT.call, self
         try:
             value = self.watched(*arguments, **defaults)

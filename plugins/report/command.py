@@ -11,10 +11,10 @@ import click
 
 from pipeline.checkpoint.storage import replacing, storing
 from pipeline.errors import ConfigError
+from pipeline.run.run_ending import REPORT_NEEDS
 from pipeline.run.runs import RunRecord, list_runs
 from pipeline.user_code.imports import no_package
 
-from ..shared.report_packages import NEEDS
 from ..shared.run_comparison import compare_runs
 from .run_data import RunData, read_run
 
@@ -28,7 +28,7 @@ def command(paths: Sequence[Path], output: Path | None) -> None:
     RUN_DIR is a run directory, or a folder with runs in it. The page is one HTML file that needs no network. That of one run
     is RUN_DIR/report.html, that of several report.html where you are. Nothing of the runs is imported or run.
     """
-    for name in NEEDS:
+    for name in REPORT_NEEDS:
         if find_spec(name) is None:
             raise ConfigError(no_package("pipeline report", name))
     records: dict[str, RunRecord] = {}

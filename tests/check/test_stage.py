@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pipeline_plugins.swap_report import swap_report
 
 from pipeline import GeneralTrainer
 from pipeline.check.checker import check, inspect
+from pipeline.check.swap_report import swap_report
 from pipeline.errors import ConfigError
 
 RUNNER = "runner.train_runner"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 from pipeline_plugins.report import plugin as module
-from pipeline_plugins.shared.report_packages import NEEDS
 
 from pipeline import Context, GeneralTrainer
 from pipeline.config.load import ConfigBuilder
+from pipeline.run.run_ending import REPORT_NEEDS
 from pipeline.user_code.plugins import configured_plugins
 from tests.conftest import Process
 from tests.plugins.test_report import text, written
@@ -140,7 +140,7 @@ def test_the_check_knows_what_it_needs(linear: Path) -> None:
         for each in configured_plugins(ConfigBuilder(linear, ["plugins=[report]"]).tree, None)[0]
         if each.name == "report"
     ]
-    assert tuple(plugin.declared("requires")) == NEEDS
+    assert tuple(plugin.declared("requires")) == REPORT_NEEDS
 
 
 @pytest.mark.usefixtures("without_charts")

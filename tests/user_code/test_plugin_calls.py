@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pipeline_plugins import plugin_report
 from torch.utils.data import Dataset
 
 from pipeline import Brain, Context, GeneralTrainer, hookimpl
 from pipeline.errors import CheckpointError, PluginError
+from pipeline.run import plugin_report
 from pipeline.signals import StoppedError
 from pipeline.testing import Workspace
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins

@@ -18,10 +18,10 @@ from pipeline.checkpoint.storage import short
 from pipeline.config.yaml_tree import DEFAULT
 from pipeline.context import Context
 from pipeline.data.batch import split
+from pipeline.engine.client import IterationClient
 from pipeline.engine.evaluation import evaluate
 from pipeline.engine.train_pass import TrainPass
 from pipeline.errors import DataError, PipelineError
-from pipeline.experiment.experiment import ExperimentBase
 from pipeline.run.session import RunnerSession
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import failing_plugin
@@ -80,6 +80,7 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
 def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) -> Batch | None:
     """The batch that was in work when an error was raised: the innermost that the frames know, else that of a loop of one's own."""
     phases = [note.removeprefix("phase.") for note in getattr(error, "__notes__", ()) if note.startswith("phase.")]
+    iterating: IterationClient | None = getattr(context.loop, "iterating", None)
     for frame in reversed(frames):
         local = frame.f_locals
         owner = local.get("self")
@@ -87,8 +88,8 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
             return Batch(local["batch"], 0, "evaluation", (phases or [""])[0])
         if isinstance(owner, TrainPass):
             return _of_pass(owner)
-        if isinstance(owner, ExperimentBase) and frame.f_code.co_name == "train_batch" and owner._batch is not None:
-            return Batch(owner._batch, owner._cursor.taken, "training", "")
+        if iterating and frame.f_code.co_name == "train_batch" and (active := iterating.active_batch()):
+            return Batch(*active, "training", "")
     work = getattr(context.loop, "work", None)
     return _of_pass(work[-1]) if work else None
 

@@ -1,4 +1,4 @@
-"""Whether each of the ``hyper_parameters`` is read, from source code alone; in the entry-point group ``pipeline.checks``."""
+"""Whether each of the ``hyper_parameters`` is read, from source code alone."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _WHOLE = {"hyper_parameters", "env", "config", "config_yaml", "yaml"}
 _MOST = 300
 
 
-def check(inspection: Inspection) -> None:
-    """Find the hyper-parameters that nothing seems to read; each is a fault where that is certain."""
-    inspection.suspects = HyperParameterCheck(inspection).all()
+def unread_hyper_parameters(inspection: Inspection) -> set[str]:
+    """Return the hyper-parameters that nothing seems to read; each is a fault where that is certain."""
+    return HyperParameterCheck(inspection).all()
 
 
 class HyperParameterCheck:

@@ -13,11 +13,11 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeline import hookimpl
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.gradients import named_parameters_of
 from pipeline.checkpoint.random_state import random_state
 from pipeline.context import Context
+from pipeline.hookspecs import hookimpl
 from pipeline.run.hook_gradients import CHANGING, PER_BATCH
 from pipeline.signals import SHUTDOWN
 from pipeline.user_code.plugin_calls import CURRENT, HookCall
@@ -68,7 +68,8 @@ class CallTime:
     def __init__(self, call: HookCall) -> None:
         self.call, self.seconds, self.newest, self.timed = call, 0.0, 0.0, 0
         if not call.wraps:
-            call.due, self.method, call.watched = 0, call.method, self.timed_call
+            self.method = call.method
+            call.watch(self.timed_call, _UNTIMED)
 
     def timed_call(self, *arguments: Any, **defaults: Any) -> Any:
         """Call the hook."""
@@ -81,10 +82,8 @@ class CallTime:
 
     def add(self, seconds: float) -> None:
         """Count a call that was timed; in the hot loop it stands for those since the last."""
-        call, calls = self.call, self.call.count - self.timed
-        self.timed = call.count
-        # The first may have something to load. Where errors are logged, each call is timed.
-        call.due = 0 if call.warns or call.count == 1 else call.count + _UNTIMED
+        calls = self.call.count - self.timed
+        self.timed = self.call.count
         if seconds > SLOW:
             self.add_slow(seconds)
         else:

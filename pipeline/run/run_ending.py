@@ -13,26 +13,35 @@ from loguru import logger
 from pipeline.checkpoint import layout, store
 from pipeline.checkpoint.storage import short
 from pipeline.config.schema import RunnerSchema
-from pipeline.errors import ExitCode, NoCheckpointError, StorageError
+from pipeline.errors import NoCheckpointError, StorageError
 from pipeline.run.directory import RunDirectory
-from pipeline.run.failures import exit_code
 from pipeline.run.session import Run, RunnerSession
 from pipeline.user_code.imports import DISTRIBUTION, extra_of
 
-from .shared.report_packages import NEEDS
+# What `pipeline report` needs to draw and write its page; the extra `report` installs it.
+REPORT_NEEDS = ("bokeh", "jinja2")
 
 # So many files are named.
 _MOST = 3
 
 
-def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | None) -> None:
-    """Log it: at the end of a runner, and of a run.
+def log_ending(
+    run: Run,
+    runner: RunnerSession | None = None,
+    error: BaseException | None = None,
+    *,
+    has_failed: bool = False,
+) -> None:
+    """Log it, on rank 0: at the end of a runner, and of a run.
 
     Args:
         run: the run; its checkpoints are on disk.
         runner: the one that is at its end; None: the run is, after or between its runners.
-        error: what has ended it; None: nothing has failed.
+        error: what has ended it; None: it is done, or ``is_exit`` has ended it.
+        has_failed: whether the error is a failure, and not a signal.
     """
+    if not run.world.is_main:
+        return
     if runner and not error:
         how = "stopped" if runner.exited else "done"
         items = ", ".join(_saved(runner.settings, run.directory.path)) if run.resume_command else ""
@@ -43,17 +52,16 @@ def log_ending(run: Run, runner: RunnerSession | None, error: BaseException | No
     elif run.resume_command and not error and not run.unfinished():
         logger.info(f"to look at the run: {_how_to_look(run.directory.path)}")
     elif run.resume_command:
-        failed = error is not None and exit_code(error, run) not in {ExitCode.STOPPED, ExitCode.INTERRUPTED}
         if not isinstance(error, NoCheckpointError) and _is_resumable(run.directory):
-            logger.log("WARNING" if error else "INFO", _how_to_go_on(run, runner, failed))
-        elif not failed:
+            logger.log("WARNING" if error else "INFO", _how_to_go_on(run, runner, has_failed))
+        elif not has_failed:
             logger.warning("nothing was saved yet with which the run could go on; begin it again")
 
 
 def _how_to_look(run_dir: Path) -> str:
     """Return the command that shows a run: the page, if what draws it is installed, else a table."""
     path = shlex.quote(short(run_dir))
-    missing = next((name for name in NEEDS if find_spec(name) is None), None)
+    missing = next((name for name in REPORT_NEEDS if find_spec(name) is None), None)
     if missing is None:
         return f"pipeline report {path}"
     extra = extra_of(missing)

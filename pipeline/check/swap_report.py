@@ -1,4 +1,4 @@
-"""What each swap of a stage changes, for ``check`` and for ``swaps.txt`` of a run; in the group ``pipeline.checks``."""
+"""What each swap of a stage changes, for ``check`` and for ``swaps.txt`` of a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from pipeline.check.data_flow import TRAINER_KEYS, DataFlow, StageFlow, default_definition
-from pipeline.check.inspection import Inspection
 from pipeline.check.stage import OPTIONAL, Classes, module_words, positional_parameters
 from pipeline.context import STAGES, STATUSES
 from pipeline.user_code import classes, source
-
-
-def report_swaps(inspection: Inspection) -> None:
-    """Say what the stages that are not the default change."""
-    inspection.swaps = swap_report(inspection.flows)
 
 
 def swap_report(flows: Mapping[str, DataFlow]) -> str:

@@ -312,7 +312,7 @@ def example_calls(phase: str, model: Any, brain: Brain, batch: Any) -> list[Call
     if isinstance(brain, ModuleBrain):
         inputs, _ = split(batch)
         if isinstance(inputs, Mapping):
-            named = brain._by_name(inputs, inputs if brain.loss is None else batch)
+            named = brain.arguments_by_name(inputs, inputs if brain.loss is None else batch)
             return [(phase, model, Example((), dict(named), samples))]
         positional = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
         return [(phase, model, Example(positional, {}, samples))]
