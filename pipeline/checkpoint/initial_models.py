@@ -36,7 +36,6 @@ class InitialModels:
 
     def __init__(self, models: Models, owners: Mapping[str, Any] | None = None) -> None:
         self._owners = owners or {}
-        self._places = [*owners_of(models), *self._owners]
         parts = self.parts(models)
         self.frozen = _frozen(models)
         self.modes = _modes(models, parts)
@@ -55,16 +54,16 @@ class InitialModels:
         """Return the parts of the models and of the other owners, by place."""
         return parts_of(models, {**owners_of(models), **self._owners})
 
-    def owns(self, place: str) -> bool:
-        """Return whether a part at this place belongs to a Brain, an updater or one of the other owners."""
-        return place.startswith(tuple(f"{owner}." for owner in self._places))
+    def owns(self, place: str, models: Models) -> bool:
+        """Return whether a part at this place belongs to a Brain or updater of these models, or to one of the other owners."""
+        return place.startswith(tuple(f"{owner}." for owner in [*owners_of(models), *self._owners]))
 
     def changes(self, models: Models, states: Any, recoverables: Mapping[str, Any]) -> dict[str, Any]:
         """Return what checkpoints keep of the models, in addition to weights, schedulers and other states.
 
         Args:
             models: phase -> what the network stage built for it.
-            states: these, such as those of the updaters.
+            states: the other states, such as those of the updaters.
             recoverables: the objects that are saved by name.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -52,10 +52,13 @@ def restore_training(
         return
     context.restore_requests(context.stop_reason if state.stopped is None else state.stopped, state.requested)
     _check_phases(state, models, where)
+
+    def restore_schedulers() -> None:
+        for phase, entry in unique_brains(models).items():
+            _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
+
     if models and initial:
-        restore_models(saved, models, initial)
-    for phase, entry in unique_brains(models).items():
-        _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
+        restore_models(saved, models, initial, restore_schedulers)
     for phase, entry in models.items():
         with loading(f"{where}: updaters.{phase}"):
             entry["updater"].set_state_dict(state.updaters[phase])
@@ -65,13 +68,21 @@ def restore_training(
         restore_generators(state, where)
 
 
-def restore_models(saved: LoadedCheckpoint, models: Models, initial: InitialModels) -> None:
-    """Restore weights and gradients, the parts, and which parameters are trained and in which mode modules are.
+def restore_models(
+    saved: LoadedCheckpoint,
+    models: Models,
+    initial: InitialModels,
+    restore_optimizers: Callable[[], None],
+    only: Collection[str] | None = None,
+) -> None:
+    """Restore weights, which parameters are trained, optimizers, gradients, the parts and the modes of modules, in this order.
 
     Args:
         saved: a checkpoint with a training state.
         models: phase -> what the network stage built for it.
         initial: the same as they were before anything was restored.
+        restore_optimizers: restores the optimizers.
+        only: the phases of which anything besides the weights is restored; None: all.
 
     Raises:
         CheckpointError: something does not fit.
@@ -79,14 +90,16 @@ def restore_models(saved: LoadedCheckpoint, models: Models, initial: InitialMode
     state, where = saved.state, str(saved.path)
     assert state
     restore_weights(saved, models)
+    models = {phase: entry for phase, entry in models.items() if only is None or phase in only}
+    if state.frozen:
+        restore_frozen(models, state.frozen.to_tree(), initial.frozen)
+    restore_optimizers()
     parts = initial.parts(models)
     for name, module in trained_modules(models, parts).items():
         _restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
     # An experiment makes its parts later.
-    states = {place: own for place, own in {**state.parts, **state.objects}.items() if initial.owns(place)}
+    states = {place: own for place, own in {**state.parts, **state.objects}.items() if initial.owns(place, models)}
     restore_parts(parts, states, initial.options, where)
-    if state.frozen:
-        restore_frozen(models, state.frozen.to_tree(), initial.frozen)
     if state.modes:
         initial.restore_modes(models, state.modes.to_tree())
 

@@ -21,7 +21,7 @@ from pipeline.checkpoint.weights import Models, unique_brains
 from pipeline.errors import CheckpointError, FormatError
 
 # The format of the training state. A state of another format cannot be resumed.
-VERSION = 4
+VERSION = 5
 
 # Of the parts that the ranks have saved, by rank, what the rank that is named goes on with.
 _Rule = Callable[[Sequence[Any], int], Any]
@@ -394,8 +394,8 @@ class TrainingState(StateModel):
         version: of the format.
         updaters: phase -> the state of its updater.
         optim_schedulers: phase -> name -> its state; of phases that share a Brain, the first has them.
-        gradients: likewise, and by place for each module among the parts: name of a parameter -> its gradient in an open
-            accumulation window.
+        gradients: phase, or the place of a module among the parts -> name of a parameter -> its gradient, while a window of
+            accumulation is open.
         random: of the generators.
         metrics: phase -> the numbers of the running epoch.
         engine: where the engine is; None: something else trains.
@@ -411,7 +411,7 @@ class TrainingState(StateModel):
         seconds: the training time of a runner with ``max_time``; None: it has none.
     """
 
-    version: Literal[4]
+    version: Literal[5]
     updaters: dict[str, OwnState]
     optim_schedulers: dict[str, dict[str, SchedulerState]]
     gradients: dict[str, dict[str, Tensor]]

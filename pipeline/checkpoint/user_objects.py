@@ -87,5 +87,5 @@ def _is_searched(kind: type) -> bool:
         return False
     module = kind.__module__
     is_of_user = module.partition(".")[0] not in _OTHERS or _is_of_workspace(module)
-    is_of_data = issubclass(kind, Dataset | Sampler) or module.startswith("pipeline.data.")
+    is_of_data = issubclass(kind, Dataset | Sampler) or module.startswith(("pipeline.data.", "pipeline.slots."))
     return is_of_user or is_of_data or kind is SimpleNamespace

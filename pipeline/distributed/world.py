@@ -425,10 +425,11 @@ def joined(timeout: float | None = None) -> Iterator[World]:
 
 
 def _let_threads_finish() -> None:
-    """Give the threads of gloo time to release the tensors of the last exchanges, for which they need the interpreter.
+    """Give the threads of gloo time to release the tensors of the last collective operations.
 
-    One that does so while Python is shutting down aborts the process (pytorch/pytorch#179291). Destroying the group waits
-    for its threads only if nothing else refers to the group, and a DDP module of a script does.
+    To release a tensor, a thread needs Python's global lock. If it asks for the lock while Python is shutting down, the process
+    aborts (pytorch/pytorch#179291). Destroying the group waits for its threads only if nothing else refers to the group, and a
+    DDP module of a script does.
     """
     time.sleep(0.1)
 

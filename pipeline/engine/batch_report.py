@@ -18,7 +18,7 @@ from pipeline.checkpoint.storage import short
 from pipeline.config.yaml_tree import DEFAULT
 from pipeline.context import Context
 from pipeline.data.batch import split
-from pipeline.engine.client import IterationClient
+from pipeline.engine.client import BatchReader
 from pipeline.engine.evaluation import evaluate
 from pipeline.engine.train_pass import TrainPass
 from pipeline.errors import DataError, PipelineError
@@ -80,7 +80,6 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
 def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) -> Batch | None:
     """The batch that was in work when an error was raised: the innermost that the frames know, else that of a loop of one's own."""
     phases = [note.removeprefix("phase.") for note in getattr(error, "__notes__", ()) if note.startswith("phase.")]
-    iterating: IterationClient | None = getattr(context.loop, "iterating", None)
     for frame in reversed(frames):
         local = frame.f_locals
         owner = local.get("self")
@@ -88,8 +87,11 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
             return Batch(local["batch"], 0, "evaluation", (phases or [""])[0])
         if isinstance(owner, TrainPass):
             return _of_pass(owner)
-        if iterating and frame.f_code.co_name == "train_batch" and (active := iterating.active_batch()):
-            return Batch(*active, "training", "")
+        if frame.f_code.co_name == "train_batch" and isinstance(owner, BatchReader):
+            active = owner.active_batch()
+            if active is not None:
+                value, number = active
+                return Batch(value, number, "training", "")
     work = getattr(context.loop, "work", None)
     return _of_pass(work[-1]) if work else None
 

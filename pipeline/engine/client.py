@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.checkpoint.random_state import generators_in
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -18,6 +18,14 @@ from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import Schedule
 from pipeline.errors import StageError
 from pipeline.optim.optim_scheduler import attach_optimizer_hooks
+
+
+@runtime_checkable
+class BatchReader(Protocol):
+    """Something with a ``train_batch`` that reads batches itself."""
+
+    def active_batch(self) -> tuple[Any, int] | None:
+        """Return the batch that was read last, and its number in the epoch, from 1; None before the first."""
 
 
 class Exporter(Protocol):
@@ -179,10 +187,6 @@ class IterationClient(Client):
             How many epochs are over, if it has read the last batch of one; the code may have started the next one already.
             None if it has not.
         """
-
-    @abstractmethod
-    def active_batch(self) -> tuple[Any, int] | None:
-        """Return the batch that was read last, and its number in the epoch, from 1; None before the first."""
 
     @abstractmethod
     def has_read_epoch(self) -> bool:

@@ -609,10 +609,15 @@ class ExperimentBase(RunnerBase):
         is_in_epoch = bool(self._cursor.taken)
         if is_in_epoch and own.data.is_own:
             self._begin_again(own.data)
-        assert self._store.initial
-        restore_models(checkpoint, self.context["model"], self._store.initial)
-        with load_errors.loading(f"{checkpoint.path}: experiment.state"):
-            self.load_training_state(own.state)
+
+        def restore_training_state() -> None:
+            with load_errors.loading(f"{checkpoint.path}: experiment.state"):
+                self.load_training_state(own.state)
+
+        # The trainer has restored other phases of a run.
+        models, initial = self.context["model"], self._store.initial
+        assert initial
+        restore_models(checkpoint, models, initial, restore_training_state, only=[PHASE])
         self._numbers.load_state_dict({name: meter.to_tree() for name, meter in own.numbers.items()})
         # An epoch had begun, and was not over.
         self._interrupted = own.in_epoch
@@ -766,7 +771,7 @@ class ExperimentBase(RunnerBase):
         finally:
             restore_random_state(random, self._generators())
 
-    def _active_batch(self) -> tuple[Any, int] | None:
+    def active_batch(self) -> tuple[Any, int] | None:
         """Return the batch that was read last, and its number in the epoch; None before the first."""
         return None if self._batch is None else (self._batch, self._cursor.taken)
 
@@ -905,10 +910,6 @@ class ExperimentClient(IterationClient):
     def no_numbers(self) -> dict[str, dict[str, Any]]:
         """Return the numbers of an epoch that starts."""
         return {PHASE: {}}
-
-    def active_batch(self) -> tuple[Any, int] | None:
-        """Return the batch that was read last, and its number in the epoch."""
-        return self._experiment._active_batch()
 
     def has_read_epoch(self) -> bool:
         """Return whether all batches of the running epoch were read."""

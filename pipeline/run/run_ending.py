@@ -16,10 +16,7 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.errors import NoCheckpointError, StorageError
 from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
-from pipeline.user_code.imports import DISTRIBUTION, extra_of
-
-# What `pipeline report` needs to draw and write its page; the extra `report` installs it.
-REPORT_NEEDS = ("bokeh", "jinja2")
+from pipeline.user_code.imports import DISTRIBUTION, REPORT_NEEDS, extra_of
 
 # So many files are named.
 _MOST = 3

@@ -312,7 +312,7 @@ class Run:
         """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner.
 
         Returns:
-            Whether it had to be written: a run that was interrupted after its last runner may be done already.
+            Whether it was written. A run that was interrupted after its last runner may have been done before.
         """
         # An infer runner has the counters of the checkpoint that it evaluates, which may be another run's.
         trained = [runner.name for runner in self.config.runners if runner.kind == "train"]

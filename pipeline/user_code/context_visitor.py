@@ -649,8 +649,9 @@ class ContextVisitor(ast.NodeVisitor):
     # What is followed
 
     def is_followed(self, module: str) -> bool:
-        """Whether the source of a module is followed: that of the stage's own package, and of the default stages."""
-        return source.package(module) in {source.package(self.definition.module.name), "pipeline.stages"}
+        """Return whether the source of a module is followed: that of the stage's own package, and of our stages."""
+        own = source.package(self.definition.module.name)
+        return source.package(module) in {own, "pipeline.stages", "pipeline.experiment"}
 
     def is_plain(self, definition: source.Definition) -> bool:
         """Whether the objects of a class are made, and their attributes found, as usual."""

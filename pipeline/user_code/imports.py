@@ -18,6 +18,8 @@ from pipeline.user_code import source
 from pipeline.user_code.source import find_spec, once
 
 DISTRIBUTION = "five-stage-pipeline"
+# What `pipeline report` needs to draw and write its page; the extra `report` installs it.
+REPORT_NEEDS = ("bokeh", "jinja2")
 # A package of PaddleRec's stages -> what they write here instead.
 _REPLACED = {
     "paddle": "models and batches are torch's: take the line out",
@@ -59,30 +61,36 @@ def _modules(package: str) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(spec.submodule_search_locations or [] if spec else [])]
 
 
-# Module or package -> where it is now.
+# Package -> modules that were in it -> the package where they are now.
 _MOVED = {
-    "pipeline.checkpoint.checkpointer": "pipeline.brain.checkpointer",
-    "pipeline.data.reader": "pipeline.slots.reader",
-    "pipeline.data.slots": "pipeline.slots.files",
-    "pipeline.distributed.main_process": "pipeline.brain.main_process",
-    "pipeline.stages.experiment": "pipeline.experiment.experiment",
-    "pipeline.training.brain": "pipeline.brain.brain",
-    "pipeline.training.engine": "pipeline.engine.engine",
-    "pipeline.training.evaluation": "pipeline.engine.evaluation",
-    "pipeline.training.metrics": "pipeline.metrics",
-    "pipeline.training.optim_scheduler": "pipeline.optim.optim_scheduler",
-    "pipeline.training.run_options": "pipeline.engine.run_options",
-    "pipeline.training.schedules": "pipeline.optim.schedules",
-    "pipeline.training.script": "pipeline.brain.script",
-    "pipeline.training.trainable": "pipeline.engine.trainable",
-    "pipeline.training.triggers": "pipeline.engine.triggers",
-    "pipeline.training.updater": "pipeline.updater.updater",
+    "pipeline.training": {
+        "brain": "brain, broadcasts, fit, script, start",
+        "engine": (
+            "checkpoints, client, engine, evaluation, journal, pass_numbers, phase, run_options, train_pass, trainable, "
+            "triggers, unregistered, weak_methods"
+        ),
+        "metrics": "meters",
+        "optim": "nonfinite, optim_scheduler, schedules, touched_rows",
+        "updater": "updater",
+    },
+    "pipeline.checkpoint": {"brain": "checkpointer"},
+    "pipeline.data": {"slots": "file_cache, lines, parquet, reader, slot_columns, slot_lines, slot_table"},
+    "pipeline.distributed": {"brain": "main_process"},
+    "pipeline.stages": {"experiment": "experiment, experiment_config"},
 }
+
+# Module or package -> where it is now.
+_NEW_PLACES = {
+    f"{package}.{module}": f"pipeline.{new}.{module}"
+    for package, places in _MOVED.items()
+    for new, modules in places.items()
+    for module in modules.split(", ")
+} | {"pipeline.training.metrics": "pipeline.metrics", "pipeline.data.slots": "pipeline.slots.files"}
 
 
 def moved(module: str) -> str | None:
     """Return where a module is that was elsewhere in an earlier version; None if it was not."""
-    for old, new in _MOVED.items():
+    for old, new in _NEW_PLACES.items():
         if module == old or module.startswith(f"{old}."):
             return new + module.removeprefix(old)
     return None
@@ -281,10 +289,14 @@ class _Trial:
         """Whether one of our own modules has a name; their names are imported lazily."""
         place, home = f"{module.file}:{statement.lineno}", str(statement.module)
         target = source.quiet_read(home)
-        if find_spec(home) is None:
+        names = [alias.name for alias in statement.names]
+        was_moved = [name for name in names if moved(f"{home}.{name}") and not moved(home)]
+        for name in was_moved:
+            self._note(f"{place} imports '{name}' from {home}, and {no_module(f'{home}.{name}')}")
+        if find_spec(home) is None and not was_moved:
             self._note(f"{place} imports '{home}', and {no_module(home)}")
         known = source.names(target) if target else []
-        for name in [alias.name for alias in statement.names] if target else ():
+        for name in names if target and not was_moved else ():
             if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{home}.{name}")):
                 self._note(_undefined_name(place, name, home, [name for name in known if not name.startswith("_")]))
 

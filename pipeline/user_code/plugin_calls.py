@@ -61,12 +61,12 @@ class HookCall:
         self._unwatched = self.due = 0 if self.warns else float("inf")
 
     def watch(self, watched: Callable[..., Any], unwatched: int) -> None:
-        """Have something else call the method; in the hot loop only now and then.
+        """Replace the method by something that calls it and watches it.
 
         Args:
             watched: calls the method.
-            unwatched: so many calls of the hot loop go by until the next one that is watched. Where errors are logged, each
-                is watched.
+            unwatched: the number of calls in the hot loop between two that are watched. If the plugin only warns of errors,
+                every call is watched.
         """
         self.watched = watched
         self._unwatched = 0 if self.warns else unwatched

@@ -11,9 +11,8 @@ import click
 
 from pipeline.checkpoint.storage import replacing, storing
 from pipeline.errors import ConfigError
-from pipeline.run.run_ending import REPORT_NEEDS
 from pipeline.run.runs import RunRecord, list_runs
-from pipeline.user_code.imports import no_package
+from pipeline.user_code.imports import REPORT_NEEDS, no_package
 
 from ..shared.run_comparison import compare_runs
 from .run_data import RunData, read_run

@@ -34,7 +34,18 @@ WITH_TORCH = {
     "__main__",
 }
 WITH_TORCH |= {
-    f"run.{module}" for module in ("session", "resume", "provenance", "failures", "mid_epoch", "run_context")
+    f"run.{module}"
+    for module in (
+        "session",
+        "resume",
+        "provenance",
+        "failures",
+        "mid_epoch",
+        "run_context",
+        "plugin_report",
+        "run_summary",
+        "run_ending",
+    )
 }
 WITH_TORCH |= {f"stages.{module}" for module in ("build", "trained_model")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}

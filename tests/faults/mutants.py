@@ -1,7 +1,7 @@
 """Faults in the code that the tests have to notice: ``python tests/faults/mutants.py --seed S -n N --minutes M``.
 
 Each mutant is ``pipeline/`` with one small change (``code_changes.py`` says which) in a line that a test executes. Most
-are in ``engine/``, ``optim/``, ``checkpoint/``, ``data/`` and ``distributed/``. The tests that execute the line run until one fails,
+are in the folders of ``MOST``. The tests that execute the line run until one fails,
 those that take least first, for at most 60 seconds. A mutant that no test notices is printed as a survivor: either its
 line does nothing, or a test is missing.
 
@@ -36,7 +36,7 @@ from code_changes import Change, changes
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-MOST = ("engine", "optim", "checkpoint", "data", "distributed")
+MOST = ("engine", "brain", "updater", "optim", "metrics", "checkpoint", "data", "slots", "distributed")
 SHARE_OF_MOST = 0.8
 SECONDS = 60
 SECONDS_PER_TEST = 20

@@ -17,7 +17,7 @@ from pipeline_plugins.report import plugin as module
 
 from pipeline import Context, GeneralTrainer
 from pipeline.config.load import ConfigBuilder
-from pipeline.run.run_ending import REPORT_NEEDS
+from pipeline.user_code.imports import REPORT_NEEDS
 from pipeline.user_code.plugins import configured_plugins
 from tests.conftest import Process
 from tests.plugins.test_report import text, written

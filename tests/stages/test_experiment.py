@@ -685,6 +685,40 @@ def test_objects_of_the_users_own_are_resumed(made: Made, monkeypatch: pytest.Mo
     assert not torch.equal(resumed.step.means[0], torch.zeros(1, 3))
 
 
+class Rescheduling(Line):
+    """Makes its schedule anew when it loads its state."""
+
+    at = 0
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def load_training_state(self, training_state: Mapping[str, Any]) -> None:
+        super().load_training_state(training_state)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def train_batch(self) -> None:
+        if self.iteration == self.at:
+            raise KilledError
+        super().train_batch()
+        self.schedule.step()
+
+
+def test_parts_are_restored_after_the_training_state(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbroken = made(Rescheduling, output="unbroken")
+    unbroken.run()
+    monkeypatch.setattr(Rescheduling, "at", 5)
+    with pytest.raises(KilledError):
+        made(Rescheduling, save_interval=2).run()
+    monkeypatch.setattr(Rescheduling, "at", 0)
+    resumed = made(Rescheduling, save_interval=2)
+    resumed.run()
+
+    assert resumed.schedule.state_dict() == unbroken.schedule.state_dict()
+    assert equal(resumed.model.state_dict(), unbroken.model.state_dict())
+
+
 class Hiding(Line):
     """Holds an optimizer in an object that does not save it."""
 
