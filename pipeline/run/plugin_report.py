@@ -208,11 +208,12 @@ class PluginReport:
         if self.epochs is None or context.peek("train_state")["epoch"] <= self.epochs or context.peek("is_infer"):
             return
         # Once.
-        self.epochs, hooks = float("inf"), dict[str, list[HookCall]]()
+        self.epochs = float("inf")
+        by_plugin: dict[str, list[HookCall]] = {}
         rare = {*_RARE, "after_checkpoint_saved"} if self.saved else _RARE
         for call in self.calls:
-            hooks.setdefault(call.plugin.name, []).append(call)
-        for name, own in hooks.items():
+            by_plugin.setdefault(call.plugin.name, []).append(call)
+        for name, own in by_plugin.items():
             if not any(call.count or call.hook in rare for call in own):
                 reasons = "; ".join(f"{call.hook}{self._reason(call.hook, context)}" for call in own)
                 logger.warning(f"plugin '{name}': none of its hooks was called in the first epoch: {reasons}")
