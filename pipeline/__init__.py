@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from pipeline.updater.updater import UpdaterState as UpdaterState
 
 _HOMES = {
+    "pipeline.brain.brain": ("Brain",),
     "pipeline.brain.checkpointer": ("Checkpointer",),
+    "pipeline.brain.main_process": ("ddp_init_group", "if_main_process", "main_process_only", "run_on_main"),
+    "pipeline.brain.script": ("create_experiment_directory",),
     "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
-    "pipeline.brain.main_process": ("ddp_init_group", "if_main_process", "main_process_only", "run_on_main"),
-    "pipeline.hookspecs": ("hookimpl", "observe"),
-    "pipeline.run.runs": ("list_runs",),
-    "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
-    "pipeline.experiment.experiment": ("ExperimentBase",),
-    "pipeline.stages.trained_model": ("TrainedModel", "load"),
-    "pipeline.trainer": ("GeneralTrainer",),
-    "pipeline.brain.brain": ("Brain",),
-    "pipeline.optim.optim_scheduler": ("OptimScheduler", "optimize"),
     "pipeline.engine.run_options": ("RunOptions", "parse_arguments"),
-    "pipeline.brain.script": ("create_experiment_directory",),
     "pipeline.engine.trainable": ("Stage",),
     "pipeline.engine.triggers": ("Trigger",),
+    "pipeline.experiment.experiment": ("ExperimentBase",),
+    "pipeline.hookspecs": ("hookimpl", "observe"),
+    "pipeline.optim.optim_scheduler": ("OptimScheduler", "optimize"),
+    "pipeline.run.runs": ("list_runs",),
+    "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
+    "pipeline.stages.trained_model": ("TrainedModel", "load"),
+    "pipeline.trainer": ("GeneralTrainer",),
     "pipeline.updater.updater": ("StandardUpdater", "Updater", "UpdaterBase", "UpdaterState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

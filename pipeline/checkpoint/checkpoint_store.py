@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -208,7 +208,7 @@ class CheckpointStore:
         if self.resumed and (state := self.resumed.state) and name in state.recoverables:
             restore_recoverable(name, recoverable, state, str(self.resumed.path))
 
-    def begin(self, models: Any, owners: Mapping[str, Any] | None = None) -> None:
+    def begin(self, models: Any, owners: Mapping[str, Any] | None = None, apart: Collection[str] = ()) -> None:
         """Remember the models as they are now, before a resumed run restores them.
 
         Objects with a state that no checkpoint would keep are named in a warning, each once.
@@ -217,11 +217,12 @@ class CheckpointStore:
 
         Args:
             models: phase -> what the network stage built for it.
-            owners: what keeps the states of its attributes besides Brains and updaters, by place.
+            owners: objects besides Brains and updaters whose attributes have states to keep, by place.
+            apart: the places of attributes whose states the owner saves and restores itself.
         """
         entries = models.items() if isinstance(models, Mapping) else ()
         phases = {phase: entry for phase, entry in entries if weights.is_entry(entry)}
-        self.initial = InitialModels(phases, owners)
+        self.initial = InitialModels(phases, owners, apart)
         hidden = parts.hidden_parts(phases, {**parts.owners_of(phases), **(owners or {})}, self.recoverables)
         parts.warn_of_hidden({place: part for place, part in hidden.items() if place not in self._hidden})
         self._hidden |= hidden.keys()
@@ -243,6 +244,9 @@ class CheckpointStore:
         if checkpoint := self.newest_valid():
             if check:
                 check(checkpoint)
+            if self.initial is None:
+                self.begin(context["model"])
+            assert self.initial
             restore_training(checkpoint, context, self.recoverables, self.initial)
             self.resumed = checkpoint
             logger.info(

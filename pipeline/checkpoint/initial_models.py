@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ class InitialModels:
 
     Args:
         models: phase -> what the network stage built for it; nothing was restored yet.
-        owners: what holds parts besides Brains and updaters, by place.
+        owners: objects besides Brains and updaters that hold parts, by place.
+        apart: the places of parts whose states the owner saves and restores itself.
 
     Attributes:
         frozen: phase -> the parameters that are not trained.
@@ -34,8 +35,9 @@ class InitialModels:
         options: place -> the options of a part.
     """
 
-    def __init__(self, models: Models, owners: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, models: Models, owners: Mapping[str, Any] | None = None, apart: Collection[str] = ()) -> None:
         self._owners = owners or {}
+        self._apart = apart
         parts = self.parts(models)
         self.frozen = _frozen(models)
         self.modes = _modes(models, parts)
@@ -52,7 +54,8 @@ class InitialModels:
 
     def parts(self, models: Models) -> dict[str, Any]:
         """Return the parts of the models and of the other owners, by place."""
-        return parts_of(models, {**owners_of(models), **self._owners})
+        found = parts_of(models, {**owners_of(models), **self._owners})
+        return {place: part for place, part in found.items() if place not in self._apart}
 
     def owns(self, place: str, models: Models) -> bool:
         """Return whether a part at this place belongs to a Brain or updater of these models, or to one of the other owners."""
@@ -63,7 +66,7 @@ class InitialModels:
 
         Args:
             models: phase -> what the network stage built for it.
-            states: the other states, such as those of the updaters.
+            states: the other states, such as the states of updaters.
             recoverables: the objects that are saved by name.
 
         Raises:

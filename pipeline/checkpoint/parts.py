@@ -117,7 +117,7 @@ def part_states(
     Args:
         parts: the parts now.
         configured: what ``options_of_parts`` returned when the training began.
-        states: other states that are saved, such as those of the updaters. They may contain that of an optimizer.
+        states: other states that are saved, such as the states of updaters. They may contain the state of an optimizer.
         recoverables: the objects that are saved by name.
 
     Raises:
@@ -138,7 +138,7 @@ def part_states(
 
 
 def trained_modules(models: Models, parts: Parts) -> dict[str, nn.Module]:
-    """Return the modules whose parameters may have gradients: those of each phase, and by place those among the parts.
+    """Return the modules whose parameters may have gradients: the modules of each phase, and the parts that are modules.
 
     Of phases that share a Brain, the first has its modules.
     """

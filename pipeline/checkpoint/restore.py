@@ -24,7 +24,7 @@ _REMEDY = "resume with the config that it was begun with, or begin a new run wit
 
 
 def restore_training(
-    saved: LoadedCheckpoint, context: Context, recoverables: Mapping[str, Recoverable], initial: InitialModels | None
+    saved: LoadedCheckpoint, context: Context, recoverables: Mapping[str, Recoverable], initial: InitialModels
 ) -> None:
     """Restore a checkpoint into a run, once its models are built.
 
@@ -32,7 +32,7 @@ def restore_training(
         saved: the checkpoint.
         context: of the run.
         recoverables: name -> object whose state it keeps too.
-        initial: of the models, as they are now; None: they are no part of the context yet.
+        initial: the models of the context, as they are now.
 
     Raises:
         CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
@@ -57,7 +57,7 @@ def restore_training(
         for phase, entry in unique_brains(models).items():
             _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
 
-    if models and initial:
+    if models:
         restore_models(saved, models, initial, restore_schedulers)
     for phase, entry in models.items():
         with loading(f"{where}: updaters.{phase}"):
@@ -82,7 +82,7 @@ def restore_models(
         models: phase -> what the network stage built for it.
         initial: the same as they were before anything was restored.
         restore_optimizers: restores the optimizers.
-        only: the phases of which anything besides the weights is restored; None: all.
+        only: the phases that are restored; of the others, only the weights are. None restores all phases.
 
     Raises:
         CheckpointError: something does not fit.

@@ -454,8 +454,10 @@ class Engine:
         on_error, session = self.runner.on_save_error, self.client.session
         store = self.store if self.client.saves else None
         self.checkpoints = Checkpoints(store, context, self.validation.best, on_error, session)
-        has_exports = bool(self.runner.save_inference_interval)
-        self.exporter = self._make_exporter(self.runner, context) if has_exports and self._make_exporter else None
+        self.exporter: Exporter | None = None
+        if self.runner.save_inference_interval:
+            assert self._make_exporter, "only a runner of a config saves models for inference"
+            self.exporter = self._make_exporter(self.runner, context)
         self._resume()
         if self.agreement is None or self.agreement.world.is_main:
             self.schedule.limit_time(self.runner.max_time, context, self.journal.checkpoint)

@@ -327,7 +327,8 @@ class ExperimentBase(RunnerBase):
         self._schedulers_by_name = own
         attach_optimizer_hooks(own, self.context, PHASE)
         self._options = parts.options_of_parts(self._optimizer())
-        self._store.begin(self.context["model"], {"self": proxy(self)})
+        # ``training_state`` has the optimizer.
+        self._store.begin(self.context["model"], {"self": proxy(self)}, apart=["self.optimizer"])
 
     def _trained(self) -> dict[str, Any]:
         """Return everything with a state except the model, such as optimizers and schedules, by name."""

@@ -54,12 +54,12 @@ def reporting(run: Run) -> Iterator[None]:
 def handle_failure(
     error: BaseException, runner: RunnerSession, describe_batch: Callable[[Exception, RunnerSession], list[str]]
 ) -> None:
-    """Report the error, call ``abort``, and close the resources; an error on the way is logged beside the first.
+    """Report the error, call ``abort``, and close the resources. An error in doing so is logged in addition to the first.
 
     Args:
         error: the error.
         runner: the one that has failed.
-        describe_batch: returns lines about the batch in which it has failed; none if it was in no batch.
+        describe_batch: returns lines about the batch in which it has failed. Without a batch, it returns no lines.
     """
     run = runner.run
     # A signal has to wait: the run is ending anyway, and nothing of that is left out.

@@ -649,7 +649,7 @@ class ContextVisitor(ast.NodeVisitor):
     # What is followed
 
     def is_followed(self, module: str) -> bool:
-        """Return whether the source of a module is followed: that of the stage's own package, and of our stages."""
+        """Return whether the source of a module is followed: it is in the stage's own package, or in one of our stages."""
         own = source.package(self.definition.module.name)
         return source.package(module) in {own, "pipeline.stages", "pipeline.experiment"}
 

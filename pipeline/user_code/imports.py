@@ -18,7 +18,7 @@ from pipeline.user_code import source
 from pipeline.user_code.source import find_spec, once
 
 DISTRIBUTION = "five-stage-pipeline"
-# What `pipeline report` needs to draw and write its page; the extra `report` installs it.
+# The packages that `pipeline report` needs. The extra `report` installs them.
 REPORT_NEEDS = ("bokeh", "jinja2")
 # A package of PaddleRec's stages -> what they write here instead.
 _REPLACED = {
@@ -296,8 +296,10 @@ class _Trial:
         if find_spec(home) is None and not was_moved:
             self._note(f"{place} imports '{home}', and {no_module(home)}")
         known = source.names(target) if target else []
-        for name in names if target and not was_moved else ():
-            if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{home}.{name}")):
+        for name in names if target else ():
+            if not (
+                name in was_moved or name in known or name.startswith("_") or name == "*" or find_spec(f"{home}.{name}")
+            ):
                 self._note(_undefined_name(place, name, home, [name for name in known if not name.startswith("_")]))
 
 

@@ -58,7 +58,8 @@ class HookCall:
         self.wraps = implementation.wrapper or implementation.hookwrapper
         self.may_return = self.wraps or HOOKS[hook].return_annotation != "None"
         self.count = self.errors = 0
-        self._unwatched = self.due = 0 if self.warns else float("inf")
+        self._unwatched = 0 if self.warns else float("inf")
+        self.due = self._unwatched
 
     def watch(self, watched: Callable[..., Any], unwatched: int) -> None:
         """Replace the method by something that calls it and watches it.

@@ -186,7 +186,7 @@ def installed_plugins() -> dict[str, str]:
 
 @cache
 def offered(group: str) -> dict[str, Any]:
-    """Name -> what installed packages offer by it in an entry-point group of ours, such as ``checks``."""
+    """Return the objects that installed packages offer in one of our entry-point groups, such as ``checks``, by name."""
     return {point.name: point.load() for point in entry_points(group=f"pipeline.{group}")}
 
 

@@ -670,15 +670,21 @@ class Stepping(Line):
         self.steps["bias"]()
 
 
-def test_objects_of_the_users_own_are_resumed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    unbroken = made(Stepping, output="unbroken")
+def unbroken_and_resumed(made: Made, kind: type[Line], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """An experiment that nothing interrupts, and one that is killed before its step 5 and resumed."""
+    unbroken = made(kind, output="unbroken")
     unbroken.run()
-    monkeypatch.setattr(Stepping, "at", 5)
+    monkeypatch.setattr(kind, "at", 5)
     with pytest.raises(KilledError):
-        made(Stepping, save_interval=2).run()
-    monkeypatch.setattr(Stepping, "at", 0)
-    resumed = made(Stepping, save_interval=2)
+        made(kind, save_interval=2).run()
+    monkeypatch.setattr(kind, "at", 0)
+    resumed = made(kind, save_interval=2)
     resumed.run()
+    return unbroken, resumed
+
+
+def test_objects_of_the_users_own_are_resumed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbroken, resumed = unbroken_and_resumed(made, Stepping, monkeypatch)
 
     assert equal(resumed.model.state_dict(), unbroken.model.state_dict())
     assert torch.equal(resumed.step.means[0], unbroken.step.means[0])
@@ -706,17 +712,28 @@ class Rescheduling(Line):
 
 
 def test_parts_are_restored_after_the_training_state(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    unbroken = made(Rescheduling, output="unbroken")
-    unbroken.run()
-    monkeypatch.setattr(Rescheduling, "at", 5)
-    with pytest.raises(KilledError):
-        made(Rescheduling, save_interval=2).run()
-    monkeypatch.setattr(Rescheduling, "at", 0)
-    resumed = made(Rescheduling, save_interval=2)
-    resumed.run()
+    unbroken, resumed = unbroken_and_resumed(made, Rescheduling, monkeypatch)
 
     assert resumed.schedule.state_dict() == unbroken.schedule.state_dict()
     assert equal(resumed.model.state_dict(), unbroken.model.state_dict())
+
+
+class Slowed(Line):
+    """Lowers the learning rate of its optimizer, which has no other state, when it loads its state."""
+
+    def load_training_state(self, training_state: Mapping[str, Any]) -> None:
+        super().load_training_state(training_state)
+        self.optimizer.param_groups[0]["lr"] = 0.0
+
+
+def test_optimizer_stays_as_load_training_state_leaves_it(made: Made) -> None:
+    made(Slowed, max_iteration=4).run()
+    resumed = made(Slowed)
+    resumed.run()
+
+    assert resumed.iteration == 7
+    assert resumed.optimizer.param_groups[0]["lr"] == 0
+    assert equal(resumed.model.state_dict(), loop(4))
 
 
 class Hiding(Line):

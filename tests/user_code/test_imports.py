@@ -98,10 +98,11 @@ FAILING: list[tuple[Files, list[str]]] = [
      ["m.py:1 imports 'pipeline.stags', and 'pipeline' has no module 'stags'; did you mean 'stages'?"]),
     ({"m.py": "from pipeline.training.brain import Brain"},
      ["m.py:1 imports 'pipeline.training.brain', and 'pipeline.training.brain' was moved; write 'pipeline.brain.brain'"]),
-    ({"m.py": "from pipeline.training import schedules\nfrom pipeline.data import slots"},
+    ({"m.py": "from pipeline.training import schedules\nfrom pipeline.data import slots, loadr"},
      ["m.py:1 imports 'schedules' from pipeline.training, and 'pipeline.training.schedules' was moved; write "
       "'pipeline.optim.schedules'",
-      "m.py:2 imports 'slots' from pipeline.data, and 'pipeline.data.slots' was moved; write 'pipeline.slots.files'"]),
+      "m.py:2 imports 'slots' from pipeline.data, and 'pipeline.data.slots' was moved; write 'pipeline.slots.files'",
+      "m.py:2 imports 'loadr' from pipeline.data, which does not define it; mend the import"]),
     ({"m.py": "import nowhere_at\nfrom .tree import Tre", "tree.py": "Tree = 1\nfrom .nope import x"},
      ["m.py:1 needs the package 'nowhere_at', which is not installed; pip install it",
       "tree.py:2 imports '.nope', which its workspace does not have; check the name and the number of dots",
