@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pipeline.brain.start import begin_fit
 from pipeline.check.checker import check_or_raise
@@ -21,8 +20,9 @@ from pipeline.config.load import Config, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import STATUSES, Context
 from pipeline.engine.batch_report import describe_batch
-from pipeline.engine.client import Exporter
-from pipeline.engine.engine import make_engine
+from pipeline.engine.client import Client, Exporter
+from pipeline.engine.iteration_engine import IterationEngine
+from pipeline.engine.pass_engine import PassEngine
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.run import failures, session
 from pipeline.run.exclusive import exclusive
@@ -127,7 +127,7 @@ class GeneralTrainer:
 
     def run_runner(self, name: str, run: Run) -> Context:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
-        runner = RunnerSession(name, run, Training(begin_fit, partial(make_engine, make_exporter=_make_exporter)))
+        runner = RunnerSession(name, run, Training(begin_fit, _make_engine))
         try:
             with run.world.collective():
                 runner.build_plugins()
@@ -192,6 +192,14 @@ class GeneralTrainer:
             what = f"wrote context['status'] = {status!r}, which is no status{one_of(str(status), self.statuses)}"
             raise StageError(f"{runner.describe(stage)} {what}")
         return self.statuses[status]
+
+
+def _make_engine(context: Context, stage: Any) -> PassEngine | IterationEngine:
+    """Return the engine that trains what a runner stage trains: phases, or an experiment with a client of its own."""
+    make_client = getattr(stage, "engine_client", None)
+    if make_client:
+        return IterationEngine(context, make_client(), _make_exporter)
+    return PassEngine(context, Client(context, stage), _make_exporter)
 
 
 def _make_exporter(runner: RunnerSchema, context: Context) -> Exporter:

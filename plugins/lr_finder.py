@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from pipeline.checkpoint.weights import unique_modules
 from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
 from pipeline.engine.client import Client
-from pipeline.engine.engine import Engine
 from pipeline.engine.phase import pass_loader, phase_errors, phase_of
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.trainable import trainable_of
@@ -173,8 +172,8 @@ class Curve:
         return f"{self.rates[0]:.1e} {bars} {self.rates[-1]:.1e}, smoothed loss {low:.4g} to {high:.4g}"
 
 
-class RangeTest(Engine):
-    """A pass in which each update has another rate.
+class RangeTest:
+    """Runs a pass in which each update has another rate, as the engine of that pass.
 
     Args:
         context: of the run; its counters are put back by whoever has called this.
@@ -184,8 +183,15 @@ class RangeTest(Engine):
     """
 
     def __init__(self, context: Context, phase: Phase, rates: list[float], diverges: float) -> None:
-        super().__init__(context, Client(context))
-        self.loader, self.rates, self.diverges = loader_of(context, phase), rates, diverges
+        self.context = context
+        self.counters: dict[str, int] = context["train_state"]
+        self.active_passes: list[TrainPass] = []
+        # Plugins do not listen.
+        self.before_batch: Callable[..., Any] | None = None
+        self.after_batch: Callable[..., Any] | None = None
+        self.loader = loader_of(context, phase)
+        self.rates = rates
+        self.diverges = diverges
         self.curve = Curve()
         self.updated = False
         # Iterations since the last update, and how many make plain that none will come.
@@ -193,7 +199,7 @@ class RangeTest(Engine):
         schedulers = phase.optim_schedulers.values()
         self.patience = 10 * max((own.accum_grad * own.step_per_update for own in schedulers), default=1)
         # After each iteration.
-        self.due = 0
+        self.next_check = 0
         for scheduler in schedulers:
             # Over those of the class and of the run: no schedule, and no hook of a plugin.
             vars(scheduler).update(constant=True, before_backward=None, after_backward=None, after_update=None)
@@ -203,6 +209,13 @@ class RangeTest(Engine):
         """Set the rate of an update."""
         optim_scheduler.set_rate(self.rates[len(self.curve.rates)])
         self.updated = True
+
+    def generators(self) -> dict[str, Any]:
+        """Return the random generators of the Brains, the updaters and the data, by name."""
+        return Client(self.context).generators()
+
+    def finish_inner_batches(self, training: TrainPass) -> None:
+        """Do nothing: no other pass is started within a batch."""
 
     def open(self, training: TrainPass) -> Iterator[Any]:
         """Begin the pass."""
@@ -220,8 +233,8 @@ class RangeTest(Engine):
         training.begin_round()
         return training.read(self.loader, interruptible=False)
 
-    def on_due(self, training: TrainPass) -> bool:
-        """Take the loss of an update; whether the search goes on.
+    def run_scheduled(self, training: TrainPass) -> bool:
+        """Take the loss of an update, and return whether the search continues.
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal asks the run to end, which has not begun.

@@ -249,7 +249,8 @@ class ProgressBar:
         """Return how many batches the epoch has; None where that is not known."""
         batches, limit = None, context["runner"].max_steps
         if self.epoch != NO_EPOCH:
-            true_lengths = getattr(context.loop, "true_lengths", {})
+            loop: Any = context.loop
+            true_lengths = loop.lengths.true_lengths if loop else {}
             batches = _batches_of_phases(context, true_lengths)
         known = (batches, limit and limit - self.epoch_started_at)
         return min((count for count in known if count), default=None)
@@ -367,12 +368,9 @@ def _brain_of(context: Context, phase: str) -> Any:
 
 
 def _batches_done(context: Context) -> int | None:
-    """How many batches of the running epoch were done when the checkpoint was saved; None: no epoch was running."""
+    """Return how many batches of the running epoch were done when the checkpoint was saved; None if no epoch was running."""
     loop: Any = context.loop
-    state = loop.journal.checkpoint.state.engine if loop and loop.journal.checkpoint else None
-    # Of an Experiment nobody knows: what is done from now on is counted.
-    running = state.inner if state and not loop.iterating else []
-    return None if running is None else sum(entry.done for entry in running)
+    return loop.batches_before_resume() if loop else 0
 
 
 def _count_of(brain: Any) -> Callable[[], int]:

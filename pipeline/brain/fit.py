@@ -25,8 +25,8 @@ from pipeline.data.batch import on_device
 from pipeline.data.loader import length, without_state
 from pipeline.distributed.world import current_world
 from pipeline.engine.client import Client
-from pipeline.engine.engine import Engine
 from pipeline.engine.evaluation import evaluate
+from pipeline.engine.pass_engine import PassEngine
 from pipeline.engine.phase import begin_on_ranks
 from pipeline.engine.run_options import RunOptions
 from pipeline.engine.train_pass import TrainPass
@@ -289,7 +289,7 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
         _restore(saver, context)
     updater: Updater = context["model"][NAME]["updater"]
     updater.set_state_dict({"iteration": context["train_state"]["iteration"], "epoch": updater.state.epoch})
-    engine = Engine(context, FitClient(context, saver))
+    engine = PassEngine(context, FitClient(context, saver))
     if saver:
         # Several processes look together, when it is time.
         saver.session.begin_fit(object if engine.agreement else engine.wake)

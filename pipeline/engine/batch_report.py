@@ -92,8 +92,8 @@ def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) 
             if active is not None:
                 value, number = active
                 return Batch(value, number, "training", "")
-    work = getattr(context.loop, "work", None)
-    return _of_pass(work[-1]) if work else None
+    active_passes = getattr(context.loop, "active_passes", None)
+    return _of_pass(active_passes[-1]) if active_passes else None
 
 
 def _of_pass(training: TrainPass) -> Batch | None:

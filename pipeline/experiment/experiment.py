@@ -42,9 +42,9 @@ from pipeline.data.workers import supervise_workers
 from pipeline.distributed.device import resolve_device
 from pipeline.distributed.strategy import GradientAverage, require_equal_weights
 from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
-from pipeline.engine.client import Client, IterationClient
-from pipeline.engine.engine import Engine
+from pipeline.engine.client import IterationClient
 from pipeline.engine.evaluation import Verb, in_evaluation_mode
+from pipeline.engine.iteration_engine import IterationEngine
 from pipeline.engine.phase import begin_on_ranks, limited
 from pipeline.engine.trainable import StepRecord
 from pipeline.engine.triggers import Schedule
@@ -115,7 +115,7 @@ class ExperimentBase(RunnerBase):
     visualizer: Visualizer
     logger: StandardLogger
     _average: GradientAverage | None
-    _engine: Engine | None
+    _engine: IterationEngine | None
 
     def __init__(self, config: Any, args: Any) -> None:
         self.config = experiment_config.attribute_view(config, "config")
@@ -215,14 +215,14 @@ class ExperimentBase(RunnerBase):
         self._in_epoch = False
         self.iteration = self.epoch = 0
 
-    def engine_client(self) -> Client:
+    def engine_client(self) -> IterationClient:
         """Return what an engine calls to train this experiment."""
         return ExperimentClient(self)
 
-    def _new_engine(self) -> Engine:
+    def _new_engine(self) -> IterationEngine:
         """Return the engine of the run, or a new one without a run."""
         running = None if self.alone else self.context.loop
-        return running if isinstance(running, Engine) else Engine(self.context, self.engine_client())
+        return running if isinstance(running, IterationEngine) else IterationEngine(self.context, self.engine_client())
 
     @property
     def parallel(self) -> bool:
@@ -425,7 +425,7 @@ class ExperimentBase(RunnerBase):
             yield
 
     @property
-    def _running(self) -> Engine:
+    def _running(self) -> IterationEngine:
         """The engine that trains, after ``setup``."""
         if self._engine is None:
             raise StageError(f"{type(self).__name__}: nothing is set up; call setup() first")
@@ -830,14 +830,14 @@ class ExperimentBase(RunnerBase):
             self._log_discarded_windows()
             hooks, numbers = self.context["hooks"], self._numbers.of_training()
             hooks.after_pass(context=self.context, phase=PHASE, metrics=numbers)
-            self._running.take_numbers(PHASE, numbers, trained=True)
+            self._running.numbers.take(PHASE, numbers, trained=True)
             hooks.after_phase(context=self.context, phase=PHASE)
             hooks.after_epoch(context=self.context)
 
     def _cut_epoch_short(self) -> None:
         """Note the numbers of an epoch that has not ended."""
         self._log_discarded_windows()
-        self._running.take_numbers(PHASE, self._numbers.of_training(), trained=True)
+        self._running.numbers.take(PHASE, self._numbers.of_training(), trained=True)
 
 
 class ExperimentPhase(PhaseSchema):

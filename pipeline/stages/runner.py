@@ -16,8 +16,8 @@ from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
-from pipeline.engine.engine import engine_of
 from pipeline.engine.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
+from pipeline.engine.pass_engine import engine_of
 from pipeline.engine.phase import pass_loader, phase_errors, phase_of, run_options_for
 from pipeline.metrics.base import build_metrics
 from pipeline.stages.base import RunnerBase

@@ -17,7 +17,7 @@ from loguru import logger
 from pipeline import stages
 from pipeline.config.schema import DatasetSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.engine.engine import engine_of
+from pipeline.engine.pass_engine import engine_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.signals import exit_requested
 

@@ -11,7 +11,7 @@ from pipeline.context import (
     TrainingLoop,
     UpdaterView,
 )
-from pipeline.engine.engine import Engine
+from pipeline.engine.pass_engine import PassEngine
 from pipeline.engine.train_pass import PassIterator
 from pipeline.updater.updater import UpdaterBase
 
@@ -32,7 +32,7 @@ def updater(value: UpdaterBase) -> UpdaterView:
     return value
 
 
-def loop(value: Engine) -> TrainingLoop:
+def loop(value: PassEngine) -> TrainingLoop:
     return value
 
 
