@@ -374,7 +374,7 @@ class Engine(ABC):
         """
         if self.cut_short:
             return
-        logger.info(f"stopped {self._in_which_epoch()}{place}")
+        logger.info(f"stopped {self._with_epoch(place)}")
         self.cut_short = True
         if self._has_reached_limit():
             self._check_divergence()
@@ -382,9 +382,9 @@ class Engine(ABC):
             self.place_saved = True
             self.checkpoints.end()
 
-    def _in_which_epoch(self) -> str:
-        """Return ``in epoch 3`` with a space after it, or nothing outside of epochs."""
-        return f"in epoch {self.context['current_epoch']} "
+    def _with_epoch(self, place: str) -> str:
+        """Return a place in the training for the log, with the running epoch: ``in epoch 3 after 2 of 7 batches``."""
+        return f"in epoch {self.context['current_epoch']} {place}"
 
     def _has_reached_limit(self) -> bool:
         """Return whether a limit has ended the training, and not ``context.stop``. A resumed training may have a higher limit."""

@@ -539,9 +539,9 @@ class PassEngine(Engine):
                 return
         self._cut_short(f"after {progress}")
 
-    def _in_which_epoch(self) -> str:
-        """Return ``in epoch 3`` with a space after it, or nothing outside of epochs."""
-        return super()._in_which_epoch() if self.journal.inner is not None else ""
+    def _with_epoch(self, place: str) -> str:
+        """Return a place in the training for the log, with the epoch if one is running."""
+        return place if self.journal.inner is None else super()._with_epoch(place)
 
     def _resume_passes(self, state: EngineState) -> None:
         """Continue the passes that were open when the checkpoint was saved."""
