@@ -17,7 +17,7 @@ from pipeline.checkpoint.weights import Models
 from pipeline.config.schema import WARN
 from pipeline.context import Context
 from pipeline.distributed.strategy import broadcast_tensors, require_equal_weights
-from pipeline.engine.evaluation import BestTracker
+from pipeline.engine.best_tracker import BestTracker
 from pipeline.engine.trainable import trainables
 from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError

@@ -12,10 +12,10 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
 from pipeline.engine.checkpoints import SaveSession
-from pipeline.engine.evaluation import Verb
 from pipeline.engine.phase import loader_of, phase_errors
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import Schedule
+from pipeline.engine.validation import Verb
 from pipeline.errors import StageError
 from pipeline.optim.optim_scheduler import attach_optimizer_hooks
 

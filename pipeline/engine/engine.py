@@ -21,12 +21,12 @@ from pipeline.engine.announced_lengths import AnnouncedLengths
 from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.client import Client, Exporter
 from pipeline.engine.epoch_numbers import EpochNumbers
-from pipeline.engine.evaluation import Validation
 from pipeline.engine.journal import Journal
 from pipeline.engine.phase import phase_of
 from pipeline.engine.phase_validator import PhaseValidator
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import NEVER
+from pipeline.engine.validation import Validation
 from pipeline.errors import CheckpointError, ContextError, StageError
 from pipeline.optim.optim_scheduler import attach_optimizer_hooks
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested

@@ -10,9 +10,10 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.distributed.agreement import Agreement
 from pipeline.engine.client import Client
-from pipeline.engine.evaluation import Validation, batches_of, evaluate, evaluate_each
+from pipeline.engine.evaluation import batches_of, evaluate
 from pipeline.engine.phase import pass_loader
 from pipeline.engine.trainable import Stage
+from pipeline.engine.validation import Validation, evaluate_each
 from pipeline.metrics.ranks import in_step
 from pipeline.signals import SHUTDOWN, StoppedError
 

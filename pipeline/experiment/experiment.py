@@ -43,12 +43,13 @@ from pipeline.distributed.device import resolve_device
 from pipeline.distributed.strategy import GradientAverage, require_equal_weights
 from pipeline.distributed.world import SINGLE, World, current_world, joined, launched_size
 from pipeline.engine.client import IterationClient
-from pipeline.engine.evaluation import Verb, in_evaluation_mode
+from pipeline.engine.evaluation import in_evaluation_mode
 from pipeline.engine.iteration_engine import IterationEngine
 from pipeline.engine.phase import begin_on_ranks, limited
 from pipeline.engine.trainable import StepRecord
 from pipeline.engine.triggers import Schedule
 from pipeline.engine.unregistered import require_registered
+from pipeline.engine.validation import Verb
 from pipeline.engine.weak_methods import own_method
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.experiment import experiment_config

@@ -27,8 +27,8 @@ from pipeline.config.schema import TRAINING_KEYS, Interval, parse_intervals
 from pipeline.context import Context, RunnerSettings
 from pipeline.data.loader import length
 from pipeline.distributed.world import current_world
-from pipeline.engine.evaluation import extend_metrics
 from pipeline.engine.triggers import NEVER
+from pipeline.engine.validation import extend_metrics
 from pipeline.errors import ConfigError, StageError, one_of
 from pipeline.metrics.meters import Meter, Meters, mean_of_slices
 

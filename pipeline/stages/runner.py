@@ -16,9 +16,10 @@ from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
-from pipeline.engine.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
+from pipeline.engine.evaluation import batches_of, evaluate
 from pipeline.engine.pass_engine import engine_of
 from pipeline.engine.phase import pass_loader, phase_errors, phase_of, run_options_for
+from pipeline.engine.validation import evaluate_each, report_evaluation
 from pipeline.metrics.base import build_metrics
 from pipeline.stages.base import RunnerBase
 from pipeline.user_code.class_path import load_named

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage, hookimpl
 from pipeline.context import Context
-from pipeline.engine.evaluation import BestTracker
+from pipeline.engine.best_tracker import BestTracker
 from pipeline.errors import ConfigError, DataError
 
 Config = Callable[..., dict[str, Any]]
