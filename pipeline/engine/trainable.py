@@ -15,12 +15,12 @@ from torch.amp import GradScaler
 
 from pipeline.checkpoint.weights import abbreviate
 from pipeline.context import TRAIN_STATE, Context
-from pipeline.data.batch import count_targets, differing_lengths, is_countable, raise_no_samples
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
 from pipeline.engine.pass_numbers import PassNumbers
 from pipeline.engine.run_options import RunOptions
-from pipeline.errors import DataError, StageError
+from pipeline.engine.sample_counter import SampleCounter
+from pipeline.errors import StageError
 from pipeline.metrics.meters import MOST
 from pipeline.optim.optim_scheduler import (
     Losses,
@@ -288,10 +288,7 @@ class Trainable:
         self._steps_as_overridden = not {*STEPPING}.isdisjoint(overridden)
         self._loss_source, self._named_modules, self.compiled = loss_source, named_modules, compiled
         self._compute_at_once = compute_at_once
-        self._count = count
-        # The function of the config, or the method of a subclass, with its name for messages.
-        self._user_counter = counts_itself
-        self._counter: Callable[[Any], int] = self._checked_samples if counts_itself else self._count_first_batch
+        self._sample_counter = SampleCounter(count, counts_itself)
         self.record = StepRecord(self.samples_of)
         self.numbers = PassNumbers(self.record.count_samples)
         self._train_autocast: torch.autocast | None = None
@@ -335,8 +332,7 @@ class Trainable:
 
     def count_with(self, function: Callable[[Any], Any]) -> None:
         """Count the samples of each batch by the function that the config names."""
-        self._user_counter = function, "count_samples"
-        self._counter = self._count = self._checked_samples
+        self._sample_counter.count_with(function)
 
     def bind(
         self,
@@ -361,6 +357,7 @@ class Trainable:
         self.phase, self._patience, self.in_run = phase, patience, counters is not None
         self.counters = self.counters if counters is None else counters
         self.keeps_outputs = keeps_outputs
+        self._sample_counter.name_phase(phase)
         self.schedulers = list(optim_schedulers)
         parameters = {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
         # A scaler is shared by windows that close together, since its scale may change only between two windows.
@@ -485,7 +482,9 @@ class Trainable:
         if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return self.fit_batch(batch)
-        samples = 0 if record.stand_in else self._counter(batch) or self._no_samples(batch)
+        counter = self._sample_counter
+        # As `samples_of`, without the call.
+        samples = 0 if record.stand_in else counter.count(batch) or counter.check_countable(batch)
         record.samples, record.batch, last = samples, None, record.last
         if not samples:
             return self._fit_without_samples(last=last)
@@ -581,9 +580,12 @@ class Trainable:
         record.under_autocast = under_autocast
         # Counted already if the losses of a window are weighted.
         if record.samples is None:
-            samples = 0 if record.stand_in else self._counter(batch)
-            countable = record.stand_in or samples or self._user_counter or is_countable(batch)
-            record.samples = samples if countable else None
+            counter = self._sample_counter
+            if record.stand_in:
+                record.samples = 0
+            else:
+                samples = counter.count(batch)
+                record.samples = samples if samples or counter.is_countable(batch) else None
         return record.samples == 0
 
     def count_losses(self) -> None:
@@ -662,62 +664,14 @@ class Trainable:
         Raises:
             DataError: nothing in it can be counted, or the user's function returned no count.
         """
-        return 0 if self.record.stand_in else self._counter(batch) or self._no_samples(batch)
+        if self.record.stand_in:
+            return 0
+        counter = self._sample_counter
+        return counter.count(batch) or counter.check_countable(batch)
 
     def default_count(self, batch: Any) -> int:
-        """Return how many samples a batch holds, by the config's function or the first tensor, and not by a subclass."""
-        return self._count(batch)
-
-    def _no_samples(self, batch: Any) -> int:
-        """Return 0 for a batch that was counted as such.
-
-        Raises:
-            DataError: nothing in the batch can be counted.
-        """
-        if self._user_counter is None and not is_countable(batch):
-            raise_no_samples(batch)
-        return 0
-
-    def _checked_samples(self, batch: Any) -> int:
-        """Return what the user's function returns for a batch, as an int.
-
-        Raises:
-            DataError: it is no whole number of 0 or more.
-        """
-        if self._user_counter is None:
-            return self._count(batch)
-        function, name = self._user_counter
-        returned = function(batch)
-        # any() in place of sum() would count each batch as 1.
-        is_bool = type(returned) is bool or getattr(returned, "dtype", None) is torch.bool
-        try:
-            # Takes numpy's numbers and tensors with one, too. A tensor on a GPU makes this wait.
-            samples = operator.index(returned)
-        except TypeError:
-            samples = -1
-        if is_bool or samples < 0:
-            what = f"{self.where}{name} returned {returned!r}"
-            raise DataError(f"{what}; return how many samples the batch has, an int of 0 or more")
-        return samples
-
-    def _count_first_batch(self, batch: Any) -> int:
-        """Count a batch, and warn if its input and its target differ in their first dimension.
-
-        It replaces itself by the function that only counts.
-        """
-        # The function itself costs one call less than a method.
-        self._counter = self._count
-        samples = self._count(batch)
-        differ = differing_lengths(batch) if current_world().is_main else ""
-        if differ:
-            by = "target" if self._count is count_targets else "first tensor"
-            remedy = "define count_samples(batch) in the Brain"
-            if self.phase:
-                key = f"phase.{self.phase}.count_samples"
-                remedy = f"name a function of the batch that counts them: {key}"
-            counted = f"it counts as {samples} samples, by its {by}"
-            logger.warning(f"{self.where}{differ}; {counted}; if that is wrong, {remedy}")
-        return samples
+        """Return how many samples a batch has, without asking the ``count_samples`` of a subclass."""
+        return self._sample_counter.default_count(batch)
 
     # Evaluation.
 
