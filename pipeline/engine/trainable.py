@@ -9,14 +9,13 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 import torch
-from loguru import logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from pipeline.checkpoint.weights import abbreviate
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
+from pipeline.engine.module_modes import ModuleModes
 from pipeline.engine.pass_numbers import PassNumbers
 from pipeline.engine.run_options import RunOptions
 from pipeline.engine.sample_counter import SampleCounter
@@ -298,10 +297,7 @@ class Trainable:
         self._due: list[OptimScheduler] | None = None
         # Whether a subclass steps by itself in the ``optimizers_step`` that is running.
         self._own_step = False
-        # The layers whose statistics ``freeze`` keeps, by name.
-        self._frozen_statistics: Sequence[str] = ()
-        # What is logged once.
-        self._left_in_evaluation = self._modes_logged = False
+        self._modes = ModuleModes()
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -410,7 +406,7 @@ class Trainable:
         Args:
             keeps_outputs: whether a plugin or a metric needs what each batch was trained with.
         """
-        self._begin_modes()
+        self._modes.start_pass(self.modules, in_run=self.in_run, where=self.where)
         self.keeps_outputs = self.keeps_outputs or keeps_outputs
         self.record.open()
         self.numbers = PassNumbers(self.record.count_samples, self.counters["iteration"])
@@ -728,36 +724,10 @@ class Trainable:
 
     # Modes.
 
-    def _begin_modes(self) -> None:
-        """Keep the modes that user code has set, unless it has left everything in evaluation mode.
-
-        Outside of a run, a Brain is put into training mode, as SpeechBrain does at the start of each epoch.
-        """
-        parts = [part for module in self.modules.values() for part in module.modules()]
-        is_left = self.in_run and parts and not any(part.training for part in parts)
-        if is_left and not self._left_in_evaluation:
-            self._left_in_evaluation = True
-            what = f"{self.where}every module is in evaluation mode at the start of a training pass"
-            remedy = "call train() where your code has called eval(), or use `freeze` with `statistics: true`"
-            logger.warning(f"{what}, so train() is called; {remedy}")
-        if is_left or not self.in_run:
-            self.modules.train()
-        for name in self._frozen_statistics:
-            layer = self.modules.get_submodule(name)
-            # A plugin that has its parameters trained again may have it count again too.
-            if not any(own.requires_grad for own in layer.parameters(recurse=False)):
-                layer.eval()
-
     def freeze_statistics(self, layers: Collection[nn.Module]) -> None:
-        """Put some layers into evaluation mode at the start of each pass, while they are not trained."""
-        # By name, since others may take their places.
-        self._frozen_statistics = [name for name, part in self.modules.named_modules() if part in layers]
+        """Put layers into evaluation mode at the start of each pass, while they are not trained."""
+        self._modes.freeze_statistics(self.modules, layers)
 
     def log_modes(self) -> None:
         """Log which modules are in evaluation mode while this trains, once."""
-        parts = self._named_modules()
-        evaluating = [name for name, part in parts.items() if not part.training]
-        if evaluating and not self._modes_logged:
-            self._modes_logged = True
-            count = f"{len(evaluating)} of {len(parts)} modules"
-            logger.info(f"{self.where}training with {count} in evaluation mode: {abbreviate(evaluating)}")
+        self._modes.log(self._named_modules(), self.where)
