@@ -58,7 +58,7 @@ class ModuleModes:
                 layer.eval()
 
     def log(self, modules: Mapping[str, nn.Module], where: str) -> None:
-        """Log which modules are in evaluation mode during training. Only the first call that finds some logs.
+        """Log which modules are in evaluation mode during training. They are logged once.
 
         Args:
             modules: the modules by the names that ``freeze`` has for them.

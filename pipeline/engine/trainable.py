@@ -1,4 +1,4 @@
-"""Trainable: what the loops train and evaluate. A Brain has one; what computes is the Brain, and what counts is here."""
+"""Trainable: how a Brain is trained and evaluated on one batch, and what is counted for it."""
 
 from __future__ import annotations
 
@@ -35,22 +35,27 @@ from pipeline.optim.optim_scheduler import (
 
 
 class Stage(Enum):
-    """The pass in which a batch is computed."""
+    """The Brain stage: whether a batch is computed in training, validation or a test."""
 
     TRAIN = auto()
     VALID = auto()
     TEST = auto()
 
 
-# Kept, since each look-up of an enum's member is a call.
+# A constant, because each look-up of a member of an enum is a call.
 TRAIN = Stage.TRAIN
 
-# The methods that ``fit_batch`` and the end of a window call only if a subclass defines them.
-STEPPING = ("optimizers_step", "freeze_optimizers", "check_loss_isfinite", "check_gradients")
+# The methods that ``fit_batch`` and the end of a window call only if a subclass overrides them.
+_STEPPING_METHODS = (
+    "optimizers_step",
+    "freeze_optimizers",
+    "check_loss_isfinite",
+    "check_gradients",
+)
 
 
 class Computation(Protocol):
-    """What computes predictions and losses: a Brain, of which loops and evaluation need no more than this."""
+    """The part of a Brain that training and evaluation use."""
 
     modules: nn.ModuleDict
     device: torch.device
@@ -72,7 +77,7 @@ class Computation(Protocol):
         """Return the predictions for a batch."""
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses | None:
-        """Return the loss, or several by name."""
+        """Return the loss, or multiple losses by name."""
 
     def fit_batch(self, batch: Any) -> Tensor:
         """Train on a batch, and return the loss."""
@@ -84,35 +89,39 @@ class Computation(Protocol):
         """Return what metrics compare the predictions with."""
 
     def readable(self, predictions: Any, batch: Any) -> Any:
-        """Return what metrics get of the predictions."""
+        """Return the predictions in the form that metrics take."""
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
-        """Do what a subclass does before a pass."""
+        """Run the code of a subclass before a pass."""
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """Do what a subclass does after a pass."""
+        """Run the code of a subclass after a pass."""
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the gradients."""
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
-        """Do what a subclass does before a training batch."""
+        """Run the code of a subclass before a training batch."""
 
     def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
-        """Do what a subclass does after it."""
+        """Run the code of a subclass after a training batch."""
 
     def check_loss_isfinite(self, loss: Tensor) -> None:
-        """Check a loss, in a subclass."""
+        """Run the check of a subclass on a loss."""
 
     def optimizers_step(self) -> None:
-        """Close the windows that ``Trainable.close_windows`` is about to close, in a subclass."""
+        """Close the windows that ``Trainable.begin_step`` returns; a subclass may do it itself."""
 
     def update_average(self, loss: Tensor, avg_loss: float) -> float:
-        """Return the mean loss with one loss more, in a subclass."""
+        """Return the mean loss of the pass, as a subclass updates it with the loss of a batch."""
 
 
 class StepRecord:
-    """What happens to the active batch. The loop begins it, and the code that trains fills it in.
+    """The facts about the active batch.
+
+    The loop starts it for each batch, and the code that trains on the batch fills it in. The class
+    is in this file because ``Trainable.fit_batch`` writes its attributes directly, which costs no
+    calls.
 
     Args:
         count: returns how many samples a batch has.
@@ -122,7 +131,8 @@ class StepRecord:
         step: the number of the batch in its pass, from 1.
         number: the number of the batch in all passes, from 1.
         is_open: whether a pass of training has started and not ended.
-        batch: the batch until its samples are counted; then None, so that nothing here keeps it alive.
+        batch: the batch until its samples are counted; then None, so that the record does not keep
+            it alive.
         samples: the number of samples in the batch; None until they are counted.
         losses: name -> loss that the batch was trained on; None if there is none yet.
         predictions: the predictions for the batch, if a plugin or a metric needs them.
@@ -131,7 +141,8 @@ class StepRecord:
         epoch: the current epoch, counted from 0.
         last: whether the batch is known to be the last of its pass, so that it closes every window.
         stand_in: whether the batch stands in for an empty slice of this rank.
-        has_more: whether this rank has another batch after this one; None if all ranks have equally many.
+        has_more: whether this rank has another batch after this one; None if all ranks have equally
+            many.
         under_autocast: whether the code that trains on the batch runs under autocast.
     """
 
@@ -154,19 +165,28 @@ class StepRecord:
     )
 
     def __init__(self, count: Callable[[Any], int], *, under_autocast: bool = False) -> None:
-        self._count, self.under_autocast = count, under_autocast
-        self.step = self.number = 0
-        self.is_open = self.trained = self.last = self.stand_in = False
+        self._count = count
+        self.under_autocast = under_autocast
+        self.step = 0
+        self.number = 0
+        self.is_open = False
         self.batch: Any = None
         self.samples: int | None = 1
         self.losses: Losses | None = None
         self.predictions: Any = None
-        self.updates_before = self.epoch = 0
+        self.trained = False
+        self.updates_before = 0
+        self.epoch = 0
+        self.last = False
+        self.stand_in = False
         self.has_more: bool | None = None
 
     def open(self) -> None:
-        """Begin a pass of training."""
-        self.is_open, self.step, self.last, self.under_autocast = True, 0, False, False
+        """Start a pass of training."""
+        self.is_open = True
+        self.step = 0
+        self.last = False
+        self.under_autocast = False
 
     def begin(
         self,
@@ -178,69 +198,99 @@ class StepRecord:
         stand_in: bool = False,
         has_more: bool | None = None,
     ) -> None:
-        """Make a batch the active one; ``update`` counts those before it, the others are as the attributes."""
-        self.batch, self.samples, self.losses, self.predictions = batch, None, None, None
+        """Make a batch the active one.
+
+        Args:
+            batch: the batch.
+            update: the number of updates before the batch.
+            epoch: as the attribute.
+            last: as the attribute.
+            stand_in: as the attribute.
+            has_more: as the attribute.
+        """
+        self.batch = batch
+        self.samples = None
+        self.losses = None
+        self.predictions = None
         self.step += 1
         self.number += 1
-        self.trained, self.last, self.stand_in, self.has_more = False, last, stand_in, has_more
-        self.updates_before, self.epoch = update, epoch
+        self.trained = False
+        self.last = last
+        self.stand_in = stand_in
+        self.has_more = has_more
+        self.updates_before = update
+        self.epoch = epoch
 
     def count_samples(self) -> int:
         """Return the number of samples in the batch. They are counted once."""
         if self.samples is None:
-            batch, self.batch = self.batch, None
+            batch = self.batch
+            self.batch = None
             self.samples = self._count(batch)
         return self.samples
 
     def add_losses(self, losses: Losses) -> None:
-        """Note losses that the batch was trained on. An earlier call for the same batch may have had others."""
+        """Add losses that the batch was trained on to those of earlier calls for the same batch."""
         self.losses = {**(self.losses or {}), **losses}
 
     def renumber(self, step: int) -> None:
-        """Count the batches of the pass on from another number."""
+        """Continue the numbers of the batches in the pass from another number."""
         self.step = operator.index(step)
 
     def note_outputs(self, predictions: Any, losses: Losses | None = None) -> None:
-        """Note what was computed for the batch, as far as it was."""
-        self.predictions, self.losses = predictions, losses
+        """Note what was computed for the batch. After a failure there may be no losses."""
+        self.predictions = predictions
+        self.losses = losses
 
     def take_outputs(self) -> tuple[Any, Losses]:
-        """Return the predictions and losses of the batch, and let go of them."""
+        """Return the predictions and losses of the batch, and remove them from the record."""
         outputs = self.predictions, self.losses or {}
-        self.predictions = self.losses = None
+        self.predictions = None
+        self.losses = None
         return outputs
 
     def close(self) -> None:
-        """End the pass. It has no active batch any more."""
-        self.is_open, self.last, self.batch, self.samples = False, False, None, 1
-        self.stand_in, self.has_more, self.under_autocast = False, None, False
+        """End the pass. After that there is no active batch."""
+        self.is_open = False
+        self.last = False
+        self.batch = None
+        self.samples = 1
+        self.stand_in = False
+        self.has_more = None
+        self.under_autocast = False
 
 
 def trainable_of(brain: Computation) -> Trainable:
-    """Return what loops train and evaluate of a Brain."""
+    """Return the Trainable of a Brain."""
     return brain._trainable
 
 
 def trainables(models: Any) -> Iterator[tuple[str, Trainable]]:
-    """Phase and Trainable of each entry of ``context["model"]`` that has a Brain."""
-    for phase, entry in models.items() if isinstance(models, Mapping) else ():
+    """Yield the name of the phase and the Trainable for each entry of ``context["model"]`` with a Brain."""
+    if not isinstance(models, Mapping):
+        return
+    for phase, entry in models.items():
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        found = getattr(brain, "_trainable", None)
-        if isinstance(found, Trainable):
-            yield phase, found
+        trainable = getattr(brain, "_trainable", None)
+        if isinstance(trainable, Trainable):
+            yield phase, trainable
 
 
 class Trainable:
-    """What trains on batches and evaluates them, with the methods of a Brain, and what is counted thereby.
+    """The training and evaluation of a Brain, batch by batch.
+
+    The Brain computes predictions and losses. Everything around that is here: samples and updates
+    are counted, losses go to the optimizers, and the numbers of a pass are collected.
 
     Args:
         brain: computes predictions and losses.
         overridden: the methods of Brain that its class overrides.
         count: counts the samples of a batch if neither a method nor the config does.
-        counts_itself: the method ``count_samples`` of a subclass, with its name for messages; None: there is none.
-        compute_at_once: returns the predictions and losses of a training batch with fewer calls than the two methods of
-            the Brain need; None if there is no such way.
-        loss_source: returns what gives the losses, for messages.
+        counts_itself: the method ``count_samples`` of a subclass, with its name for messages; None
+            if the subclass does not define it.
+        compute_at_once: returns the predictions and losses of a training batch, with fewer calls
+            than the two methods of the Brain need; None if there is no such function.
+        loss_source: returns the name of the function that returns the losses, for messages.
         compiled: makes a function in which calls of the modules are compiled, if the options say so.
         named_modules: returns the modules by the names that ``freeze`` has for them.
 
@@ -250,14 +300,14 @@ class Trainable:
         counters: ``context["train_state"]`` in a run.
         schedulers: the OptimSchedulers that the losses drive.
         strategy: how the ranks share the work on a batch; None if there is one process.
-        record: what happens to the active batch.
+        record: the facts about the active batch.
         numbers: the numbers of the pass.
         phase: the name of the phase, for messages.
         in_run: whether it is part of a run of a config.
         averages: whether the Brain averages the loss itself.
         forgets: whether gradients may be left at the end of a pass that belong to no window.
         gives_predictions: whether an evaluated batch has predictions.
-        keeps_outputs: whether a plugin or a metric needs what a batch was trained with.
+        keeps_outputs: whether a plugin or a metric needs the outputs of each training batch.
     """
 
     def __init__(
@@ -277,27 +327,33 @@ class Trainable:
         self.schedulers: list[OptimScheduler] = []
         self.strategy: Strategy | None = None
         self.phase = ""
-        self._patience: int | None = None
-        self.in_run = self.keeps_outputs = False
+        self.in_run = False
+        self.keeps_outputs = False
         self.averages = "update_average" in overridden
         self.forgets = not {"fit_batch", "zero_grad"}.isdisjoint(overridden)
         self.gives_predictions = "evaluate_batch" not in overridden
-        self._own_methods = [name for name in ("fit_batch", *STEPPING) if name in overridden]
-        self._calls_batch_hooks = not {"on_fit_batch_start", "on_fit_batch_end"}.isdisjoint(overridden)
-        self._steps_as_overridden = not {*STEPPING}.isdisjoint(overridden)
-        self._loss_source, self._named_modules, self.compiled = loss_source, named_modules, compiled
+        self.compiled = compiled
         self._compute_at_once = compute_at_once
+        self._loss_source = loss_source
+        self._named_modules = named_modules
+        self._overridden_steps = [name for name in ("fit_batch", *_STEPPING_METHODS) if name in overridden]
+        self._steps_as_overridden = not set(_STEPPING_METHODS).isdisjoint(overridden)
+        batch_hooks = {"on_fit_batch_start", "on_fit_batch_end"}
+        self._calls_batch_hooks = not batch_hooks.isdisjoint(overridden)
         self._sample_counter = SampleCounter(count, counts_itself)
+        self._modes = ModuleModes()
         self.record = StepRecord(self.samples_of)
         self.numbers = PassNumbers(self.record.count_samples)
+        self._patience: int | None = None
         self._train_autocast: torch.autocast | None = None
         self._eval_autocast: torch.autocast | None = None
-        self._fits = 0
-        # The windows that ``optimizers_step`` closes; None: a fit_batch of the user's calls it, which goes backward itself.
-        self._due: list[OptimScheduler] | None = None
-        # Whether a subclass steps by itself in the ``optimizers_step`` that is running.
-        self._own_step = False
-        self._modes = ModuleModes()
+        self._batches_trained = 0
+        # The windows that ``optimizers_step`` closes. None if a ``fit_batch`` of the user calls it,
+        # after a backward of its own.
+        self._windows_to_close: list[OptimScheduler] | None = None
+        # Whether the running ``optimizers_step`` of a subclass steps the optimizers itself, without
+        # the method of Brain.
+        self._subclass_steps = False
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -306,12 +362,12 @@ class Trainable:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device on which the Brain computes."""
         return self.brain.device
 
     @property
     def where(self) -> str:
-        """What messages begin with: the phase, if there is one."""
+        """The start of messages: the phase, or an empty string if there is none."""
         return f"phase.{self.phase}: " if self.phase else ""
 
     # Before the training.
@@ -327,8 +383,12 @@ class Trainable:
         self._eval_autocast = autocast(options.eval_precision, self.device)
 
     def count_with(self, function: Callable[[Any], Any]) -> None:
-        """Count the samples of each batch by the function that the config names."""
+        """Count the samples of each batch with the function that the config names."""
         self._sample_counter.count_with(function)
+
+    def freeze_statistics(self, layers: Collection[nn.Module]) -> None:
+        """Put layers into evaluation mode at the start of each pass, while they are not trained."""
+        self._modes.freeze_statistics(self.modules, layers)
 
     def bind(
         self,
@@ -344,19 +404,24 @@ class Trainable:
 
         Args:
             phase: its name, for messages.
-            optim_schedulers: those that the losses drive.
+            optim_schedulers: the OptimSchedulers that the losses drive.
             counters: ``context["train_state"]`` in a run; None elsewhere.
-            patience: how many batches of a pass may be other than finite before the training ends; None does not check.
+            patience: how many non-finite batches a pass may have before training ends; None does
+                not check.
             sync_batchnorm: whether BatchNorm covers the slices of all ranks, on GPUs.
-            keeps_outputs: whether a plugin needs what each batch was trained with.
+            keeps_outputs: whether a plugin needs the outputs of each training batch.
         """
-        self.phase, self._patience, self.in_run = phase, patience, counters is not None
-        self.counters = self.counters if counters is None else counters
-        self.keeps_outputs = keeps_outputs
+        self.phase = phase
         self._sample_counter.name_phase(phase)
+        self._patience = patience
+        self.in_run = counters is not None
+        if counters is not None:
+            self.counters = counters
+        self.keeps_outputs = keeps_outputs
         self.schedulers = list(optim_schedulers)
-        parameters = {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
-        # A scaler is shared by windows that close together, since its scale may change only between two windows.
+        parameters = self._trained_parameters()
+        # Windows that close together share a scaler, since its scale may change only between two
+        # windows.
         scalers: dict[tuple[str, int], GradScaler] = {}
         for scheduler in self.schedulers:
             scaler = scheduler.scaler
@@ -381,18 +446,25 @@ class Trainable:
         Args:
             sync_batchnorm: whether BatchNorm covers the slices of all ranks, on GPUs.
         """
-        strategy = self.strategy = self.strategy or Strategy(current_world(), self, sync_batchnorm=sync_batchnorm)
-        parameters = {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
-        whole = [parameters <= set(own.parameters) and own.step_per_update == 1 for own in self.schedulers]
+        if self.strategy is None:
+            self.strategy = Strategy(current_world(), self, sync_batchnorm=sync_batchnorm)
+        strategy = self.strategy
+        parameters = self._trained_parameters()
+        trains_all_at_each_step = [
+            parameters <= set(scheduler.parameters) and scheduler.step_per_update == 1 for scheduler in self.schedulers
+        ]
         kind = type(self.brain).__name__
-        if whole != [True]:
+        if trains_all_at_each_step != [True]:
             strategy.forgo_ddp(f"{kind} has not one optimizer that trains all of it at each step")
         elif any(getattr(module, "sparse", False) for module in self.modules.modules()):
             strategy.forgo_ddp("embeddings have sparse gradients")
-        elif self._own_methods:
-            strategy.forgo_ddp(f"{kind} has its own {self._own_methods[0]}")
+        elif self._overridden_steps:
+            strategy.forgo_ddp(f"{kind} has its own {self._overridden_steps[0]}")
         for scheduler in self.schedulers:
             scheduler.bind(self.record, strategy=strategy)
+
+    def _trained_parameters(self) -> set[nn.Parameter]:
+        return {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
 
     def work_alone(self) -> None:
         """Forget how the ranks shared the work of an earlier training."""
@@ -404,22 +476,30 @@ class Trainable:
         """Reset the modes and the numbers of the last pass.
 
         Args:
-            keeps_outputs: whether a plugin or a metric needs what each batch was trained with.
+            keeps_outputs: whether a plugin or a metric needs the outputs of each training batch.
         """
         self._modes.start_pass(self.modules, in_run=self.in_run, where=self.where)
         self.keeps_outputs = self.keeps_outputs or keeps_outputs
         self.record.open()
         self.numbers = PassNumbers(self.record.count_samples, self.counters["iteration"])
-        self._due = None
+        self._windows_to_close = None
         if self.strategy:
             self.strategy.begin_pass()
         for scheduler in self.schedulers:
             scheduler.guard.reset()
 
+    def log_modes(self) -> None:
+        """Log which modules are in evaluation mode during the training. They are logged once."""
+        self._modes.log(self._named_modules(), self.where)
+
     def weighs_batches(self) -> bool:
-        """Return whether losses are weighted by the samples of their batch: in windows of several batches, or with multiple ranks."""
-        is_averaged = self.strategy is not None and self.strategy.average is not None
-        return is_averaged or any(own.accum_grad > 1 or own.strategy is not None for own in self.schedulers)
+        """Return whether losses are weighted by the number of samples in their batch.
+
+        They are in windows of multiple batches, and with multiple ranks.
+        """
+        if self.strategy is not None and self.strategy.average is not None:
+            return True
+        return any(scheduler.accum_grad > 1 or scheduler.strategy is not None for scheduler in self.schedulers)
 
     def end_pass(self) -> None:
         """Close the windows that are open, and check the losses.
@@ -433,10 +513,14 @@ class Trainable:
         self.check_divergence()
 
     def gather(self) -> None:
-        """Make the numbers of the pass, as far as there are some, those of all ranks; all of them call it."""
+        """Add up the numbers of the pass, and its samples, over all ranks. All ranks call it.
+
+        With one process it has no effect.
+        """
         if self.strategy is not None:
-            own = self.strategy.take_samples()
-            self.counters["samples"] += self.numbers.gather(own, self.strategy.world) - own
+            samples = self.strategy.take_samples()
+            of_all_ranks = self.numbers.gather(samples, self.strategy.world)
+            self.counters["samples"] += of_all_ranks - samples
 
     def check_divergence(self) -> None:
         """Read the losses so far, and stop the training if too many were not finite.
@@ -450,7 +534,7 @@ class Trainable:
             self.numbers.check_divergence(guards, self._patience, self.where)
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers of the pass so far; on a GPU this waits."""
+        """Return the numbers of the pass so far. On a GPU this waits."""
         self.gather()
         discarded = [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self.schedulers]
         return {"step": self.record.step, **self.numbers.state_dict(), "discarded": discarded}
@@ -464,24 +548,29 @@ class Trainable:
 
     # A batch of training.
 
-    def fit_batch(self, batch: Any) -> Tensor:
-        """Train on one batch. It is what ``Brain.fit_batch`` does.
+    def fit_batch(self, batch: Any) -> Tensor:  # noqa: PLR0915 # helpers would cost calls in each step
+        """Train on one batch. ``Brain.fit_batch`` calls this.
 
         Returns:
             The loss, detached, on its device; not finite where the step was discarded. For a batch
             without samples it is 0; nothing is computed then, and no hook of the Brain is called.
         """
-        brain, record, schedulers, strategy = self.brain, self.record, self.schedulers, self.strategy
+        brain = self.brain
+        record = self.record
+        schedulers = self.schedulers
+        strategy = self.strategy
         if not schedulers:
             remedy = "give it opt_class and call fit, or call bind(phase, optim_schedulers, context) first"
             raise StageError(f"{type(brain).__name__}.fit_batch: no OptimScheduler trains it; {remedy}")
         if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return self.fit_batch(batch)
+        # The same as `samples_of`.
         counter = self._sample_counter
-        # As `samples_of`, without the call.
         samples = 0 if record.stand_in else counter.count(batch) or counter.check_countable(batch)
-        record.samples, record.batch, last = samples, None, record.last
+        record.samples = samples
+        record.batch = None
+        last = record.last
         if not samples:
             return self._fit_without_samples(last=last)
         hooked = self._calls_batch_hooks
@@ -507,7 +596,7 @@ class Trainable:
         else:
             predictions = brain.compute_forward(batch, TRAIN)
             returned = brain.compute_objectives(predictions, batch, TRAIN)
-        # A scalar tensor is the usual case, checked without a call.
+        # A scalar tensor is the usual case, and checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, self._loss_source()) if plain is None else {"loss": plain}
         step = self._step_as_overridden if self._steps_as_overridden else backward_and_step
@@ -519,54 +608,68 @@ class Trainable:
         # Without `append`, which would be one more call in each step.
         waiting += [(loss, samples)]
         record.trained = True
-        self._fits += 1
-        if not finite or self._fits % MOST == 0:
+        self._batches_trained += 1
+        if not finite or self._batches_trained % MOST == 0:
             self.check_divergence()
         if hooked:
             brain.on_fit_batch_end(batch, predictions, loss, should_step)
         record.predictions = None
         if self.keeps_outputs:
-            record.predictions, record.losses = predictions, losses
+            record.predictions = predictions
+            record.losses = losses
         return loss
 
     def _fit_without_samples(self, *, last: bool) -> Tensor:
-        """Take a batch that has no samples into the open windows. Nothing is computed for it.
+        """Add a batch that has no samples to the open windows. Nothing is computed for it.
 
         Other ranks may have samples of the same batch, so this makes the same collective calls as
         ``fit_batch``.
         """
         losses: Losses = {}
         if self.strategy is not None:
-            name, closes = self.schedulers[0].loss_name, last or self.schedulers[0].is_about_to_close()
-            _, losses = self.strategy.outputs(None, name, 0, closes=closes, has_more=self.record.has_more)
+            first = self.schedulers[0]
+            closes = last or first.is_about_to_close()
+            has_more = self.record.has_more
+            _, losses = self.strategy.outputs(None, first.loss_name, 0, closes=closes, has_more=has_more)
         step = self._step_as_overridden if self._steps_as_overridden else backward_and_step
         finite, updated = step(losses, self.schedulers, self.counters["epoch"], 0, last=last)
         self.counters["update"] += updated
         loss = torch.zeros((), device=self.device)
         self.numbers.loss.add(loss, 0)
-        self.record.predictions, self.record.losses, self.record.trained = None, {}, True
-        self._fits += 1
-        if not finite or self._fits % MOST == 0:
+        self.record.predictions = None
+        self.record.losses = {}
+        self.record.trained = True
+        self._batches_trained += 1
+        if not finite or self._batches_trained % MOST == 0:
             self.check_divergence()
         return loss
 
     def compute(self, batch: Any) -> tuple[Any, Any]:
-        """Return the predictions for a batch and what ``compute_objectives`` returns, in the precision of the training."""
+        """Return the predictions for a batch and the result of ``compute_objectives``.
+
+        They are computed in the precision of the training.
+        """
         if self._train_autocast and not autocast_enabled(self.device):
             with self._train_autocast:
                 return self.compute(batch)
         predictions = self.brain.compute_forward(batch, TRAIN)
         return predictions, self.brain.compute_objectives(predictions, batch, TRAIN)
 
-    def note_losses(self, losses: Losses) -> None:
-        """Note the losses that an update of the user's own has returned for the active batch."""
-        record = self.record
-        record.losses = losses if record.samples or not record.trained else {}
+    def overrides(self, method: str) -> bool:
+        """Return whether the class of the Brain overrides a method.
+
+        Args:
+            method: ``fit_batch``, or another method with which a Brain steps its optimizers.
+        """
+        return method in self._overridden_steps
+
+    # A batch that an update of the user trains on.
 
     def begin_update(self, batch: Any, *, under_autocast: bool) -> bool:
-        """Begin an update of the user's own, and return whether its batch is known to have no samples.
+        """Start an update of the user, and return whether its batch is known to have no samples.
 
-        Such an update may make countable batches of one that is not countable, so that one is counted later.
+        Such an update may make countable batches of a batch that is not countable. So the samples
+        of such a batch are counted later.
 
         Args:
             batch: the active batch.
@@ -574,32 +677,36 @@ class Trainable:
         """
         record = self.record
         record.under_autocast = under_autocast
-        # Counted already if the losses of a window are weighted.
+        # If the losses of a window are weighted, the samples are counted already.
         if record.samples is None:
-            counter = self._sample_counter
             if record.stand_in:
                 record.samples = 0
             else:
-                samples = counter.count(batch)
-                record.samples = samples if samples or counter.is_countable(batch) else None
+                samples = self._sample_counter.count(batch)
+                is_known = samples or self._sample_counter.is_countable(batch)
+                record.samples = samples if is_known else None
         return record.samples == 0
+
+    def note_losses(self, losses: Losses) -> None:
+        """Note the losses that an update of the user has returned for the active batch."""
+        record = self.record
+        record.losses = losses if record.samples or not record.trained else {}
 
     def count_losses(self) -> None:
         """Count the loss and the samples of a batch that did not go through ``fit_batch``."""
         record = self.record
-        samples, losses = record.count_samples(), record.losses
+        samples = record.count_samples()
+        losses = record.losses
         if losses:
             reported = self.numbers.reported_loss(losses)
-            # Ranks count their losses in step, so one without samples has its place. It may be nan.
+            # All ranks count the same number of losses, so a batch without samples counts as well.
+            # Its loss may be nan, so it is replaced by 0.
             self.numbers.loss.add(reported if samples else torch.zeros_like(reported), samples)
-        record.predictions, record.losses = None, losses if samples else {}
+        record.predictions = None
+        record.losses = losses if samples else {}
         self.counters["samples"] += samples
         if self.strategy is not None:
             self.strategy.add_samples(samples)
-
-    def overrides(self, method: str) -> bool:
-        """Whether the class of the Brain has its own ``fit_batch``, or another method with which it steps."""
-        return method in self._own_methods
 
     def average(self, loss: Tensor) -> None:
         """Have the Brain average a loss, unless the batch has no samples."""
@@ -607,62 +714,95 @@ class Trainable:
             numbers = self.numbers
             numbers.replace(average=self.brain.update_average(loss, numbers.average or 0.0))
 
-    # The end of a window, as SpeechBrain's methods see it.
+    # The end of a window, through the methods that SpeechBrain has for it.
 
     def _step_as_overridden(
-        self, losses: Losses, schedulers: Sequence[OptimScheduler], epoch: int, samples: int, *, last: bool = False
+        self,
+        losses: Losses,
+        schedulers: Sequence[OptimScheduler],
+        epoch: int,
+        samples: int,
+        *,
+        last: bool = False,
     ) -> tuple[bool, bool]:
-        """What ``backward_and_step`` does, through the methods that a subclass has overridden."""
-        for loss in losses.values() if "check_loss_isfinite" in self._own_methods else ():
-            self.brain.check_loss_isfinite(loss)
+        """Do what ``backward_and_step`` does, through the methods that a subclass overrides."""
+        if "check_loss_isfinite" in self._overridden_steps:
+            for loss in losses.values():
+                self.brain.check_loss_isfinite(loss)
         finite, _ = backward_and_step(losses, schedulers, epoch, samples, steps=False)
-        return finite, self._end_windows([own for own in schedulers if last or own.is_full()])
-
-    def _end_windows(self, due: list[OptimScheduler]) -> bool:
-        """Have ``optimizers_step`` close some windows; whether there was an update that it has not counted."""
-        self._due, self._own_step = due, bool(due and "optimizers_step" in self._own_methods)
-        for scheduler in due if self._own_step else ():
-            scheduler.average()
-        if due:
-            self.brain.optimizers_step()
-        self._due = None
-        for scheduler in due:
-            scheduler.leave_window(stepped=self._own_step)
-        return self._own_step
+        closing = [scheduler for scheduler in schedulers if last or scheduler.is_full()]
+        return finite, self._close_through_brain(closing)
 
     def _close_windows(self) -> bool:
-        """Close the windows that are open at the end of a pass; whether there was an update that nobody has counted."""
-        if self._steps_as_overridden:
-            return self._end_windows([own for own in self.schedulers if own.window.batches])
-        return close_windows(self.schedulers, self.counters["epoch"])
-
-    def begin_step(self) -> list[OptimScheduler] | None:
-        """Begin the Brain's own ``optimizers_step``.
+        """Close the windows that are open at the end of a pass.
 
         Returns:
-            The schedulers whose windows it is to close; None if a ``fit_batch`` of the user's calls it.
+            Whether there was an update that is not counted yet.
         """
-        self._own_step = False
-        return self._due
+        if self._steps_as_overridden:
+            still_open = [scheduler for scheduler in self.schedulers if scheduler.window.batches]
+            return self._close_through_brain(still_open)
+        return close_windows(self.schedulers, self.counters["epoch"])
+
+    def _close_through_brain(self, closing: list[OptimScheduler]) -> bool:
+        """Call ``optimizers_step`` of the Brain to close windows.
+
+        Returns:
+            Whether there was an update that ``optimizers_step`` has not counted.
+        """
+        if not closing:
+            self._subclass_steps = False
+            self._windows_to_close = None
+            return False
+        self._windows_to_close = closing
+        # The method of Brain sets this to False in `begin_step`.
+        self._subclass_steps = "optimizers_step" in self._overridden_steps
+        if self._subclass_steps:
+            for scheduler in closing:
+                scheduler.average()
+        self.brain.optimizers_step()
+        self._windows_to_close = None
+        for scheduler in closing:
+            scheduler.leave_window(stepped=self._subclass_steps)
+        return self._subclass_steps
+
+    def begin_step(self) -> list[OptimScheduler] | None:
+        """Start the ``optimizers_step`` of the class Brain.
+
+        Returns:
+            The schedulers whose windows it closes; None if a ``fit_batch`` of the user calls it.
+        """
+        self._subclass_steps = False
+        return self._windows_to_close
 
     def step(self, schedulers: Sequence[OptimScheduler], *, by_hand: bool) -> bool:
-        """Close windows; ``by_hand``: code of the user's has gone backward for them. Return whether one has acted."""
-        for scheduler in schedulers if by_hand else ():
-            scheduler.open_by_hand(averaged=self.strategy is not None and self.strategy.average is not None)
+        """Close windows.
+
+        Args:
+            schedulers: the schedulers whose windows are closed.
+            by_hand: whether code of the user has called ``backward`` for them.
+
+        Returns:
+            Whether a scheduler has acted.
+        """
+        if by_hand:
+            is_averaged = self.strategy is not None and self.strategy.average is not None
+            for scheduler in schedulers:
+                scheduler.open_by_hand(averaged=is_averaged)
         with without_autocast(self.device) if autocast_enabled(self.device) else nullcontext():
             return close_windows(schedulers, self.counters["epoch"])
 
     # Samples.
 
     def samples_of(self, batch: Any) -> int:
-        """Return how many samples a batch holds; 0 for one that stands in for an empty slice.
+        """Return how many samples a batch has; 0 if it stands in for an empty slice.
 
         Raises:
             DataError: nothing in it can be counted, or the user's function returned no count.
         """
+        counter = self._sample_counter
         if self.record.stand_in:
             return 0
-        counter = self._sample_counter
         return counter.count(batch) or counter.check_countable(batch)
 
     def default_count(self, batch: Any) -> int:
@@ -673,7 +813,9 @@ class Trainable:
 
     @contextmanager
     def evaluating(self, step: int = 0) -> Iterator[StepRecord]:
-        """Keep the numbers and the record of an evaluation apart from those of a pass around it, until the block ends.
+        """Use another record and other numbers for an evaluation, until the block ends.
+
+        So an evaluation within a pass leaves the record and the numbers of that pass as they are.
 
         Args:
             step: how many batches were evaluated before.
@@ -681,53 +823,51 @@ class Trainable:
         Yields:
             The record of the evaluation.
         """
-        before = self.record, self.numbers
-        record = self.record = StepRecord(self.samples_of)
+        record_of_pass = self.record
+        numbers_of_pass = self.numbers
+        record = StepRecord(self.samples_of)
         record.renumber(step)
+        self.record = record
         self.numbers = PassNumbers(record.count_samples)
         try:
             yield record
         finally:
-            self.record, self.numbers = before
+            self.record = record_of_pass
+            self.numbers = numbers_of_pass
 
     def predictions_and_losses(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
-        """Predictions and losses of one batch; of a subclass with its own ``evaluate_batch``, the loss alone."""
+        """Return the predictions and losses of one batch.
+
+        If a subclass overrides ``evaluate_batch``, there are no predictions, and the only loss is
+        the one that it returns.
+        """
         if not self.gives_predictions:
-            # Not self._eval_autocast: evaluate_batch may call super(), which enters that one, and it cannot be entered twice.
+            # Not self._eval_autocast: evaluate_batch may call super(), which enters that context,
+            # and it cannot be entered twice.
             with autocast(self.options.eval_precision, self.device) or nullcontext():
                 returned = self.brain.evaluate_batch(batch, stage)
             return None, losses_by_name(returned, f"{self.where}evaluate_batch")
         predictions = self.predictions(batch, stage)
         return predictions, self.losses(predictions, batch, stage)
 
+    def predictions(self, batch: Any, stage: Stage) -> Any:
+        """Return the predictions for a batch, in the precision of an evaluation."""
+        with self._eval_autocast or nullcontext():
+            return self.brain.compute_forward(batch, stage)
+
     def losses(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
-        """The losses of predictions, in the precision of an evaluation."""
+        """Return the losses of predictions, in the precision of an evaluation."""
         with self._eval_autocast or nullcontext():
             returned = self.brain.compute_objectives(predictions, batch, stage)
         if returned is None or (isinstance(returned, Mapping) and not returned):
             return {}
         return losses_by_name(returned, self._loss_source())
 
-    def predictions(self, batch: Any, stage: Stage) -> Any:
-        """The predictions for a batch, in the precision of an evaluation."""
-        with self._eval_autocast or nullcontext():
-            return self.brain.compute_forward(batch, stage)
-
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
-        """The loss of one batch, without training. It is what ``Brain.evaluate_batch`` does.
+        """Return the loss of one batch, without training. ``Brain.evaluate_batch`` calls this.
 
         Raises:
             DataError: ``compute_objectives`` returned no loss.
         """
         losses = self.losses(self.predictions(batch, stage), batch, stage)
         return self.numbers.reported_loss(losses_by_name(losses, self._loss_source()))
-
-    # Modes.
-
-    def freeze_statistics(self, layers: Collection[nn.Module]) -> None:
-        """Put layers into evaluation mode at the start of each pass, while they are not trained."""
-        self._modes.freeze_statistics(self.modules, layers)
-
-    def log_modes(self) -> None:
-        """Log which modules are in evaluation mode while this trains, once."""
-        self._modes.log(self._named_modules(), self.where)
