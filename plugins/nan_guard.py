@@ -18,7 +18,8 @@ from pipeline.context import Context, Phase
 from pipeline.engine.phase import phase_of
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError
-from pipeline.optim.optim_scheduler import Losses, autocast, losses_by_name
+from pipeline.optim.losses import Losses, losses_by_name
+from pipeline.optim.precision import autocast
 from pipeline.optim.touched_rows import with_dense_gradients
 
 from .shared.brain_copy import copy_of

@@ -15,7 +15,7 @@ import torch
 from pipeline import Context, GeneralTrainer, hookspecs, testing
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import DataError, PipelineError
-from pipeline.optim.optim_scheduler import OPTIMIZER_HOOKS
+from pipeline.optim.stepping import OPTIMIZER_HOOKS
 from pipeline.signals import StoppedError
 from pipeline.user_code.plugins import HOOKS
 

@@ -54,7 +54,7 @@ FOREIGN: dict[str, set[str]] = {
     "distributed/device": {"torch.backends.cudnn.deterministic"},
     # of a node of PyYAML
     "brain/script": {"base.value"},
-    "optim/optim_scheduler": {"part._modules"},
+    "optim/parameter_groups": {"part._modules"},
     # of an optimizer and of tensors of torch
     "optim/touched_rows": {"optimizer.step", "gradient._values", "coalesced(parameter)._values"},
     # of modules of torch

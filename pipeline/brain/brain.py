@@ -45,16 +45,13 @@ from pipeline.engine.run_options import NOT_TAKEN, RunOptions, compile_modules
 from pipeline.engine.trainable import TRAIN, Stage, Trainable
 from pipeline.engine.unregistered import require_registered
 from pipeline.errors import ConfigError, DataError, DivergedError
+from pipeline.optim.losses import Losses
 from pipeline.optim.nonfinite import ADVICE
-from pipeline.optim.optim_scheduler import (
-    Losses,
-    OptimScheduler,
-    autocast,
-    make_scaler,
-    trainable_parameters,
-    without_decay,
-)
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.parameter_groups import trainable_parameters, without_decay
+from pipeline.optim.precision import autocast, make_scaler
 from pipeline.optim.schedules import Constant
+from pipeline.optim.windowed_optimizer import WindowedOptimizer
 from pipeline.run.exclusive import exclusive
 from pipeline.updater.updater import own_losses
 from pipeline.user_code import class_path
@@ -590,7 +587,7 @@ class Brain:
     def bind(
         self,
         phase: str,
-        optim_schedulers: Mapping[str, OptimScheduler],
+        optim_schedulers: Mapping[str, WindowedOptimizer],
         context: Context | None = None,
         patience: int | None = 3,
     ) -> None:
@@ -636,7 +633,7 @@ class Brain:
             logger.warning(f"{self._where}{broadcast}")
         return returned
 
-    def _hold(self, optim_schedulers: Mapping[str, OptimScheduler]) -> None:
+    def _hold(self, optim_schedulers: Mapping[str, WindowedOptimizer]) -> None:
         """Name the optimizers of a run as those that a Brain makes by itself."""
         optimizers = {name: own.optimizer for name, own in optim_schedulers.items()}
         # One that a subclass keeps there for itself stays.

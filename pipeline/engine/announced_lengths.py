@@ -6,7 +6,7 @@ from loguru import logger
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.engine.phase import PlannedLength, plan_schedules
+from pipeline.engine.planning import PlannedLength, plan_schedules
 
 
 class AnnouncedLengths:

@@ -17,7 +17,7 @@ from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import Schedule
 from pipeline.engine.validation import Verb
 from pipeline.errors import StageError
-from pipeline.optim.optim_scheduler import attach_optimizer_hooks
+from pipeline.optim.stepping import attach_optimizer_hooks
 
 
 @runtime_checkable

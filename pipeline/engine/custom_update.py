@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pipeline.engine.trainable import Trainable
 from pipeline.metrics.meters import MOST
-from pipeline.optim.optim_scheduler import autocast, losses_by_name
+from pipeline.optim.losses import losses_by_name
+from pipeline.optim.precision import autocast
 
 Update = Callable[[Any], Any]
 

@@ -28,7 +28,7 @@ from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import NEVER
 from pipeline.engine.validation import Validation
 from pipeline.errors import CheckpointError, ContextError, StageError
-from pipeline.optim.optim_scheduler import attach_optimizer_hooks
+from pipeline.optim.stepping import attach_optimizer_hooks
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 
 # Makes an exporter for a runner with these settings, once the models are built.

@@ -23,7 +23,7 @@ from pipeline.engine.trainable import Computation, Stage, StepRecord, trainable_
 from pipeline.errors import DataError, DivergedError
 from pipeline.metrics.base import Mean, Metric, needs_target
 from pipeline.metrics.ranks import Judges, computed, in_step
-from pipeline.optim.optim_scheduler import Losses
+from pipeline.optim.losses import Losses
 from pipeline.signals import SHUTDOWN
 
 

@@ -19,7 +19,7 @@ from pipeline.engine.triggers import NEVER
 from pipeline.engine.validation import extend_metrics
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.metrics.base import build_train_metrics
-from pipeline.optim.optim_scheduler import log_discarded_windows
+from pipeline.optim.stepping import log_discarded_windows
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.user_code.plugin_calls import hook_or_none
 

@@ -19,7 +19,8 @@ from pipeline.engine.pass_owner import BatchTrainer, PassOwner
 from pipeline.engine.pass_round import PassRound
 from pipeline.engine.trainable import Computation, Stage, trainable_of
 from pipeline.errors import DataError
-from pipeline.optim.optim_scheduler import OptimScheduler, clear_leftovers
+from pipeline.optim.stepping import clear_leftovers
+from pipeline.optim.windowed_optimizer import WindowedOptimizer
 
 
 class TrainPass:
@@ -223,7 +224,7 @@ class TrainPass:
             predictions, losses = record.take_outputs()
             after(context=engine.context, phase=self.phase, batch=self.batch, predictions=predictions, losses=losses)
 
-    def _clear_leftovers(self, scheduler: OptimScheduler, number: int) -> None:
+    def _clear_leftovers(self, scheduler: WindowedOptimizer, number: int) -> None:
         """Clear gradients that other code has left, when the first batch of a window is given out.
 
         The code that trains on the batch may call ``backward`` itself after that.
@@ -392,7 +393,7 @@ class TrainPass:
         """Note that its phase was validated after it, if that was scheduled."""
         self.validated = True
 
-    def recent_numbers(self, optim_schedulers: Mapping[str, OptimScheduler]) -> dict[str, float]:
+    def recent_numbers(self, optim_schedulers: Mapping[str, WindowedOptimizer]) -> dict[str, float]:
         """Return the numbers since the last call. On a GPU this waits for the work so far.
 
         Args:

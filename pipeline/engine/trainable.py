@@ -21,17 +21,10 @@ from pipeline.engine.run_options import RunOptions
 from pipeline.engine.sample_counter import SampleCounter
 from pipeline.errors import StageError
 from pipeline.metrics.meters import MOST
-from pipeline.optim.optim_scheduler import (
-    Losses,
-    OptimScheduler,
-    autocast,
-    autocast_enabled,
-    backward_and_step,
-    close_windows,
-    losses_by_name,
-    make_scaler,
-    without_autocast,
-)
+from pipeline.optim.losses import Losses, losses_by_name
+from pipeline.optim.precision import autocast, autocast_enabled, make_scaler, without_autocast
+from pipeline.optim.stepping import backward_and_step, close_windows
+from pipeline.optim.windowed_optimizer import WindowedOptimizer
 
 
 class Stage(Enum):
@@ -67,7 +60,7 @@ class Computation(Protocol):
     def bind(
         self,
         phase: str,
-        optim_schedulers: Mapping[str, OptimScheduler],
+        optim_schedulers: Mapping[str, WindowedOptimizer],
         context: Context | None = None,
         patience: int | None = 3,
     ) -> None:
@@ -324,7 +317,7 @@ class Trainable:
         self.brain = brain
         self.options: RunOptions
         self.counters: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
-        self.schedulers: list[OptimScheduler] = []
+        self.schedulers: list[WindowedOptimizer] = []
         self.strategy: Strategy | None = None
         self.phase = ""
         self.in_run = False
@@ -350,7 +343,7 @@ class Trainable:
         self._batches_trained = 0
         # The windows that ``optimizers_step`` closes. None if a ``fit_batch`` of the user calls it,
         # after a backward of its own.
-        self._windows_to_close: list[OptimScheduler] | None = None
+        self._windows_to_close: list[WindowedOptimizer] | None = None
         # Whether the running ``optimizers_step`` of a subclass steps the optimizers itself, without
         # the method of Brain.
         self._subclass_steps = False
@@ -393,7 +386,7 @@ class Trainable:
     def bind(
         self,
         phase: str,
-        optim_schedulers: Sequence[OptimScheduler],
+        optim_schedulers: Sequence[WindowedOptimizer],
         *,
         counters: dict[str, int] | None,
         patience: int | None,
@@ -719,7 +712,7 @@ class Trainable:
     def _step_as_overridden(
         self,
         losses: Losses,
-        schedulers: Sequence[OptimScheduler],
+        schedulers: Sequence[WindowedOptimizer],
         epoch: int,
         samples: int,
         *,
@@ -744,7 +737,7 @@ class Trainable:
             return self._close_through_brain(still_open)
         return close_windows(self.schedulers, self.counters["epoch"])
 
-    def _close_through_brain(self, closing: list[OptimScheduler]) -> bool:
+    def _close_through_brain(self, closing: list[WindowedOptimizer]) -> bool:
         """Call ``optimizers_step`` of the Brain to close windows.
 
         Returns:
@@ -766,7 +759,7 @@ class Trainable:
             scheduler.leave_window(stepped=self._subclass_steps)
         return self._subclass_steps
 
-    def begin_step(self) -> list[OptimScheduler] | None:
+    def begin_step(self) -> list[WindowedOptimizer] | None:
         """Start the ``optimizers_step`` of the class Brain.
 
         Returns:
@@ -775,7 +768,7 @@ class Trainable:
         self._subclass_steps = False
         return self._windows_to_close
 
-    def step(self, schedulers: Sequence[OptimScheduler], *, by_hand: bool) -> bool:
+    def step(self, schedulers: Sequence[WindowedOptimizer], *, by_hand: bool) -> bool:
         """Close windows.
 
         Args:

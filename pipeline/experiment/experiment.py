@@ -55,12 +55,8 @@ from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.experiment import experiment_config
 from pipeline.experiment.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.metrics.meters import MOST
-from pipeline.optim.optim_scheduler import (
-    OptimScheduler,
-    attach_optimizer_hooks,
-    clear_leftovers,
-    log_discarded_windows,
-)
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.stepping import attach_optimizer_hooks, clear_leftovers, log_discarded_windows
 from pipeline.run.exclusive import exclusive
 from pipeline.run.log import StandardLogger
 from pipeline.signals import ExitError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,8 +13,10 @@ from torch.optim import lr_scheduler
 
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.optimizer_state import options_of
+from pipeline.config.schema import too_short
 from pipeline.errors import ConfigError, no_loss
 from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.planned_schedule import PlannedSchedule
 from pipeline.user_code import class_path
 
 
@@ -35,46 +36,7 @@ class Constant(OptimScheduler):
         return self.base_lr
 
 
-class PlannedSchedule(OptimScheduler):
-    """A schedule that may depend on how long the training is.
-
-    The default Runner says that to one which ``is_open``, before the first step, also of a resumed run.
-
-    Attributes:
-        per: whether it counts windows (``step``) or epochs.
-        is_open: whether its arguments leave the length of the training open.
-    """
-
-    per = "step"
-    is_open = False
-
-    @abstractmethod
-    def take_length(self, steps: int) -> None:
-        """Take how many windows, or epochs, the training has.
-
-        Raises:
-            ConfigError: an argument contradicts it.
-        """
-
-    def _not_planned(self, key: str) -> ConfigError:
-        why = "depends on how long the training is, and only the default Runner says that"
-        return ConfigError(f"{type(self).__name__}: {key} {why}; write it as a number of steps")
-
-    def _is_share(self, warmup_steps: float, least: int) -> bool:
-        """Whether a rise is a share of the training, and no number of steps, ``least`` or more.
-
-        Raises:
-            ConfigError: it is neither.
-        """
-        is_share, remedy = isinstance(warmup_steps, float), f"it must be {least} or more"
-        if is_share:
-            remedy = "write a whole number of steps, or a share of them, of 0 or more and below 1"
-        if not (0 <= warmup_steps < 1 if is_share else warmup_steps >= least):
-            raise ConfigError(f"{type(self).__name__}: warmup_steps is {warmup_steps}; {remedy}")
-        return is_share
-
-
-class Noam(PlannedSchedule):
+class Noam(PlannedSchedule, OptimScheduler):
     """Rises linearly for ``warmup_steps`` windows, then falls with the root of their number (Vaswani et al. 2017).
 
     Args of the schedule:
@@ -86,7 +48,7 @@ class Noam(PlannedSchedule):
         """Take the width and the length of the rise."""
         if d_model is not None and (not isinstance(d_model, int) or d_model < 1):
             raise ConfigError(f"Noam: d_model is {d_model!r}; write the model's width, a whole number of 1 or more")
-        self.is_open = self._is_share(warmup_steps, 1)
+        self.is_open = _is_share(type(self).__name__, warmup_steps, 1)
         self.rise = self.warmup_steps = warmup_steps
         self.d_model = d_model
 
@@ -102,7 +64,7 @@ class Noam(PlannedSchedule):
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """``init_lr * min(step^-0.5, step * warmup^-1.5)``."""
         if self.warmup_steps < 1:
-            raise self._not_planned("warmup_steps")
+            raise _not_planned(type(self).__name__, "warmup_steps")
         return float(self.init_lr * min(real_step**-0.5, real_step * self.warmup_steps**-1.5))
 
     def extra_repr_fn(self) -> str:
@@ -124,7 +86,7 @@ class ExponentialDecay(OptimScheduler):
         return float(self.base_lr * self.decay_factor ** (epoch_num - 1))
 
 
-class WarmupLinear(PlannedSchedule):
+class WarmupLinear(PlannedSchedule, OptimScheduler):
     """A linear rise to the base rate, then a linear fall to ``final`` of it until ``total_steps``, where it stays.
 
     Arguments: ``total_steps``, ``warmup_steps``, ``final``.
@@ -134,7 +96,7 @@ class WarmupLinear(PlannedSchedule):
         """Take the lengths, in windows, and the share of the base rate that is left at the end; None is the training's."""
         self.total_steps, self.final, self.is_open = total_steps, final, total_steps is None
         self.rise = self.warmup_steps = warmup_steps
-        self.is_share = self._is_share(warmup_steps, 0)
+        self.is_share = _is_share(type(self).__name__, warmup_steps, 0)
         if total_steps is not None:
             self.take_length(total_steps)
 
@@ -154,7 +116,7 @@ class WarmupLinear(PlannedSchedule):
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """The rate on the rise, or on the fall."""
         if self.total_steps is None:
-            raise self._not_planned("total_steps")
+            raise _not_planned(type(self).__name__, "total_steps")
         if real_step < self.warmup_steps:
             return self.base_lr * real_step / self.warmup_steps
         over = min((real_step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
@@ -226,7 +188,7 @@ LENGTHS: dict[Any, str] = {lr_scheduler.OneCycleLR: "total_steps", lr_scheduler.
 _CYCLES = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 
 
-class TorchSchedule(PlannedSchedule):
+class TorchSchedule(PlannedSchedule, OptimScheduler):
     """Any schedule of ``torch.optim.lr_scheduler`` that depends only on the number of its steps.
 
     OneCycleLR and CyclicLR change the momentum of the optimizer too, unless ``cycle_momentum`` is false.
@@ -277,10 +239,16 @@ class TorchSchedule(PlannedSchedule):
         self._build({**self.args, LENGTHS[self.schedule_class]: steps})
         self.load_schedule_state(self._saved)
 
+    def check_length(self, steps: int) -> None:
+        """Raise if the schedule has fewer steps than the training."""
+        if self.steps is not None and steps > self.steps:
+            kind = self.schedule_class.__name__
+            raise ConfigError(too_short(kind, self.steps, steps, per_epoch=self.per == "epoch"))
+
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """The rate of the schedule after as many steps as windows, or epochs, are over; that of its last from there on."""
         if self.schedule is None:
-            raise self._not_planned(LENGTHS[self.schedule_class])
+            raise _not_planned(type(self).__name__, LENGTHS[self.schedule_class])
         over = real_step if self.per == "step" else epoch_num
         if self.steps is not None and over > self.steps:
             if not self._is_over:
@@ -320,3 +288,32 @@ class TorchSchedule(PlannedSchedule):
         """The state of the schedule, and the options that it has set in its optimizer."""
         [group] = options_of(self.own_optimizer)
         return {"schedule": copy.deepcopy(self.schedule.state_dict()), "options": group}
+
+
+def _not_planned(kind: str, key: str) -> ConfigError:
+    """Return the error for a schedule whose argument ``key`` needs a length that it was not given."""
+    why = "depends on how long the training is, and only the default Runner says that"
+    return ConfigError(f"{kind}: {key} {why}; write it as a number of steps")
+
+
+def _is_share(kind: str, warmup_steps: float, least: int) -> bool:
+    """Return whether a rise is a share of the training, and not a number of steps.
+
+    Args:
+        kind: the schedule, for messages.
+        warmup_steps: the rise.
+        least: the smallest number of steps.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    is_share = isinstance(warmup_steps, float)
+    if is_share:
+        is_valid = 0 <= warmup_steps < 1
+        remedy = "write a whole number of steps, or a share of them, of 0 or more and below 1"
+    else:
+        is_valid = warmup_steps >= least
+        remedy = f"it must be {least} or more"
+    if not is_valid:
+        raise ConfigError(f"{kind}: warmup_steps is {warmup_steps}; {remedy}")
+    return is_share

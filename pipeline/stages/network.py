@@ -33,7 +33,9 @@ from pipeline.engine.phase import faults_at, phase_errors, run_options_for
 from pipeline.engine.trainable import trainable_of
 from pipeline.engine.unregistered import attributes_with_trainable, require_registered
 from pipeline.errors import ConfigError, PluginError, StageError
-from pipeline.optim.optim_scheduler import Group, Groups, OptimScheduler, maker_of
+from pipeline.optim.factory import maker_of
+from pipeline.optim.optim_scheduler import OptimScheduler
+from pipeline.optim.parameter_groups import Group, Groups
 from pipeline.optim.schedules import Constant
 from pipeline.slots.files import SlotFiles
 from pipeline.stages.base import NetworkBase

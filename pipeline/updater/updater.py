@@ -26,7 +26,8 @@ from pipeline.engine.unregistered import require_registered
 from pipeline.engine.weak_methods import own_method
 from pipeline.errors import CheckpointError, DataError
 from pipeline.metrics.meters import Meters
-from pipeline.optim.optim_scheduler import Losses, OptimScheduler, losses_by_name, optimize
+from pipeline.optim.losses import Losses, losses_by_name
+from pipeline.optim.optim_scheduler import OptimScheduler, optimize
 
 
 class UpdaterState:

@@ -17,7 +17,7 @@ from pipeline.brain.brain import ModuleBrain
 from pipeline.data.batch import split
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
-from pipeline.optim.optim_scheduler import losses_by_name
+from pipeline.optim.losses import losses_by_name
 from pipeline.optim.schedules import Constant
 from tests.training.conftest import in_turn
 

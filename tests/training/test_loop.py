@@ -22,8 +22,8 @@ from pipeline.engine.evaluation import evaluate
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DataError, DivergedError, StorageError
 from pipeline.metrics.base import Accuracy
-from pipeline.optim.optim_scheduler import attach_optimizer_hooks
 from pipeline.optim.schedules import Constant
+from pipeline.optim.stepping import attach_optimizer_hooks
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

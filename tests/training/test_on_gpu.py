@@ -21,8 +21,8 @@ from pipeline.data.batch import to_device
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DivergedError, ExitCode
 from pipeline.metrics.meters import Meter
-from pipeline.optim.optim_scheduler import close_windows
 from pipeline.optim.schedules import Constant
+from pipeline.optim.stepping import close_windows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,8 +16,9 @@ from pipeline import Brain, Stage, optimize
 from pipeline.context import Context
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
-from pipeline.optim.optim_scheduler import OptimScheduler, close_windows
+from pipeline.optim.optim_scheduler import OptimScheduler
 from pipeline.optim.schedules import Constant
+from pipeline.optim.stepping import close_windows
 from tests.training.conftest import in_turn
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.optim.optim_scheduler import trainable_parameters, without_decay
+from pipeline.optim.parameter_groups import trainable_parameters, without_decay
 from tests.training.conftest import in_turn
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from pipeline import Brain, GeneralTrainer, OptimScheduler, Stage, UpdaterBase
 from pipeline.context import Context
 from pipeline.errors import ConfigError
-from pipeline.optim.optim_scheduler import autocast, make_scaler
+from pipeline.optim.precision import autocast, make_scaler
 from pipeline.optim.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]

@@ -1,0 +1,33 @@
+"""The losses of a batch, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from pipeline.data.batch import shape_of
+from pipeline.errors import DataError
+
+Losses: TypeAlias = dict[str, Tensor]
+
+
+def losses_by_name(returned: Any, where: str) -> Losses:
+    """The losses that a method returned, by name; a single tensor is ``loss``, and a shape of (1,) is a scalar's.
+
+    Args:
+        returned: a scalar tensor, or a mapping of them.
+        where: the method, for messages.
+
+    Raises:
+        DataError: it is something else.
+    """
+    losses = {"loss": returned} if isinstance(returned, Tensor) else returned
+    if not isinstance(losses, Mapping) or not losses or not all(isinstance(loss, Tensor) for loss in losses.values()):
+        remedy = "return a scalar tensor, or a dict of them with the names that the OptimSchedulers descend"
+        raise DataError(f"{where} returned {shape_of(returned)}; {remedy}, 'loss' by default")
+    for name, loss in losses.items():
+        if loss.ndim and loss.shape != (1,):
+            raise DataError(f"{where}: the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. mean()")
+    return {name: loss.squeeze() if loss.ndim else loss for name, loss in losses.items()}
