@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pipeline.brain.main_process import if_main_process as if_main_process
     from pipeline.brain.main_process import main_process_only as main_process_only
     from pipeline.brain.main_process import run_on_main as run_on_main
+    from pipeline.brain.run_options import RunOptions as RunOptions
+    from pipeline.brain.run_options import parse_arguments as parse_arguments
     from pipeline.brain.script import create_experiment_directory as create_experiment_directory
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
     from pipeline.context import Phase as Phase
     from pipeline.data.loader import make_loader as make_loader
     from pipeline.data.rng import sample_generator as sample_generator
-    from pipeline.engine.run_options import RunOptions as RunOptions
-    from pipeline.engine.run_options import parse_arguments as parse_arguments
     from pipeline.engine.trainable import Stage as Stage
     from pipeline.engine.triggers import Trigger as Trigger
     from pipeline.experiment.experiment import ExperimentBase as ExperimentBase
@@ -52,7 +52,7 @@ _HOMES = {
     "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
-    "pipeline.engine.run_options": ("RunOptions", "parse_arguments"),
+    "pipeline.brain.run_options": ("RunOptions", "parse_arguments"),
     "pipeline.engine.trainable": ("Stage",),
     "pipeline.engine.triggers": ("Trigger",),
     "pipeline.experiment.experiment": ("ExperimentBase",),

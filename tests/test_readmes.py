@@ -38,12 +38,12 @@ from pipeline import (
     metrics,
     stages,
 )
+from pipeline.brain.option_values import DEPRECATED
 from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
 from pipeline.context import FIRST_KEYS, OTHER_KEYS, EngineMode
-from pipeline.engine.run_options import DEPRECATED
 from pipeline.errors import ExitCode
 from pipeline.optim import schedules
 from pipeline.stages.base import METHODS

@@ -24,7 +24,10 @@ from torch.utils.data import Dataset
 
 from pipeline.brain.broadcasts import LossWatch
 from pipeline.brain.checkpointer import Checkpoint, Checkpointer
+from pipeline.brain.compilation import compile_modules
 from pipeline.brain.fit import NAME, fit, test
+from pipeline.brain.option_values import NOT_TAKEN
+from pipeline.brain.run_options import RunOptions
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
@@ -41,7 +44,6 @@ from pipeline.data.batch import (
 from pipeline.data.generators import own_generators
 from pipeline.data.loader import LimitedLoader, end_workers, make_loader, refuse_unshared
 from pipeline.distributed.world import current_world, joined
-from pipeline.engine.run_options import NOT_TAKEN, RunOptions, compile_modules
 from pipeline.engine.trainable import TRAIN, Stage, Trainable
 from pipeline.engine.unregistered import require_registered
 from pipeline.errors import ConfigError, DataError, DivergedError

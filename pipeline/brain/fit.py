@@ -15,6 +15,7 @@ from loguru import logger
 from rich.progress import MofNCompleteColumn, Progress
 
 from pipeline.brain.checkpointer import Checkpointer
+from pipeline.brain.run_options import RunOptions
 from pipeline.checkpoint import storage
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.reader import LoadedCheckpoint
@@ -28,7 +29,6 @@ from pipeline.engine.client import Client
 from pipeline.engine.evaluation import evaluate
 from pipeline.engine.pass_engine import PassEngine
 from pipeline.engine.phase import begin_on_ranks
-from pipeline.engine.run_options import RunOptions
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.trainable import Computation, Stage, trainable_of
 from pipeline.errors import CheckpointError, ConfigError, PluginError
@@ -59,6 +59,7 @@ class LoneBrain(Computation, Protocol):
 
     checkpointer: Checkpointer | None
     hparams: Any
+    _run_options: RunOptions
 
 
 class FitContext(Context):
@@ -139,7 +140,7 @@ def fit(
     Raises:
         CheckpointError: the checkpoints are of something else.
     """
-    options, world = trainable_of(brain).options, current_world()
+    options, world = brain._run_options, current_world()
     shows = on_terminal() and not options.noprogressbar if show is None else show
     is_shown = bool(world.broadcast(shows))
     plugins = _listed(plugins or ())
@@ -281,7 +282,7 @@ def _no_checkpoints(resources: ExitStack) -> RunCheckpointer:
 
 def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
     """Train the epochs that are left."""
-    trainable, saver, options = trainable_of(brain), brain.checkpointer, trainable_of(brain).options
+    trainable, saver, options = trainable_of(brain), brain.checkpointer, brain._run_options
     # An earlier fit may have been interrupted in the middle of a window.
     brain.modules.zero_grad()
     begin_on_ranks([brain.modules], None)
@@ -343,7 +344,7 @@ def pass_progress(brain: LoneBrain, title: str, batches: int | None, show: bool 
         batches: how many there will be; None: that isn't known.
         show: whether it is; None: if stderr is a terminal, unless the Brain has ``noprogressbar``. Only rank 0 shows it.
     """
-    shown = on_terminal() and not trainable_of(brain).options.noprogressbar if show is None else show
+    shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
     world = current_world()
     console = BarConsole(quiet=not world.is_main)
     with Progress(

@@ -19,10 +19,10 @@ import yaml
 from loguru import logger
 
 from pipeline.brain.main_process import main_process_only
+from pipeline.brain.option_values import NOT_TAKEN
 from pipeline.checkpoint import storage
 from pipeline.config import yaml_tree
 from pipeline.distributed import device
-from pipeline.engine.run_options import NOT_TAKEN
 from pipeline.errors import ConfigError
 from pipeline.run import log
 from pipeline.user_code.tracebacks import with_traceback

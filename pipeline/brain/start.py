@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.brain.brain import Brain, apply_options
+from pipeline.brain.run_options import run_options_for
 from pipeline.checkpoint.weights import is_entry, module_of
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.engine.phase import begin_on_ranks, run_options_for
+from pipeline.engine.phase import begin_on_ranks
 from pipeline.engine.unregistered import require_registered
 from pipeline.optim.optim_scheduler import OptimScheduler
 from pipeline.user_code.tracebacks import error_context

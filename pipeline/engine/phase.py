@@ -15,7 +15,6 @@ from pipeline.data.loader import LimitedLoader, overfit_batches
 from pipeline.data.rng import mix, seed_generators
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import current_world
-from pipeline.engine.run_options import RunOptions
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
 from pipeline.user_code.tracebacks import error_context
 
@@ -79,28 +78,6 @@ def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator
         else:
             message = str(error)
         raise ConfigError(f"{config.origin(address)}: {address}: {message}") from error
-
-
-# SpeechBrain's name of an option -> the runner's key, where they differ.
-_KEYS = {
-    "max_grad_norm": "grad_clip",
-    "grad_accumulation_factor": "accum_grad",
-    "skip_nonfinite_grads": "check_gradients",
-}
-
-
-def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
-    """The options of a Brain that a runner trains or evaluates.
-
-    Raises:
-        ConfigError: they contradict each other, or the device cannot do it.
-    """
-    keys = {name: _KEYS.get(name, name) for name in RunOptions.model_fields}
-    options = {name: getattr(runner, key) for name, key in keys.items() if key in RunnerSchema.model_fields}
-    try:
-        return RunOptions(**{**options, "device": str(device)})
-    except ConfigError as error:
-        raise ConfigError(f"runner.{runner.name}: {error}") from error
 
 
 def pass_loader(dataset: str, runner: RunnerSchema, context: Context, *, ignore_debug: bool = False) -> Any:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from pipeline.context import TRAIN_STATE, Context
-from pipeline.distributed.strategy import Strategy
+from pipeline.distributed.strategy import Options, Strategy
 from pipeline.distributed.world import current_world
 from pipeline.engine.module_modes import ModuleModes
 from pipeline.engine.pass_numbers import PassNumbers
-from pipeline.engine.run_options import RunOptions
 from pipeline.engine.sample_counter import SampleCounter
 from pipeline.errors import StageError
 from pipeline.metrics.meters import MOST
@@ -45,6 +44,26 @@ _STEPPING_METHODS = (
     "check_loss_isfinite",
     "check_gradients",
 )
+
+
+class ComputeOptions(Options, Protocol):
+    """The run options that concern what is computed for a batch."""
+
+    @property
+    def precision(self) -> str:
+        """The precision of the training: ``fp32``, ``bf16`` or ``fp16``."""
+
+    @property
+    def eval_precision(self) -> str:
+        """The precision of evaluations."""
+
+    @property
+    def skip_nonfinite_grads(self) -> bool:
+        """Whether gradients that are not finite are discarded."""
+
+    @property
+    def grad_accumulation_factor(self) -> int:
+        """The number of batches in a window."""
 
 
 class Computation(Protocol):
@@ -315,7 +334,7 @@ class Trainable:
         named_modules: Callable[[], dict[str, nn.Module]],
     ) -> None:
         self.brain = brain
-        self.options: RunOptions
+        self.options: ComputeOptions
         self.counters: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
         self.schedulers: list[WindowedOptimizer] = []
         self.strategy: Strategy | None = None
@@ -365,7 +384,7 @@ class Trainable:
 
     # Before the training.
 
-    def take_options(self, options: RunOptions) -> None:
+    def take_options(self, options: ComputeOptions) -> None:
         """Compute as the options say.
 
         Raises:

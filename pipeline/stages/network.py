@@ -24,12 +24,13 @@ from pipeline.brain.brain import (
     wrap,
     wrappable,
 )
+from pipeline.brain.run_options import run_options_for
 from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import SeededLoader, make_loader, with_parts
 from pipeline.distributed.world import current_world
-from pipeline.engine.phase import faults_at, phase_errors, run_options_for
+from pipeline.engine.phase import faults_at, phase_errors
 from pipeline.engine.trainable import trainable_of
 from pipeline.engine.unregistered import attributes_with_trainable, require_registered
 from pipeline.errors import ConfigError, PluginError, StageError

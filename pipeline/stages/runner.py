@@ -11,6 +11,7 @@ from typing import Any
 from loguru import logger
 
 from pipeline.brain.brain import Brain, Stage, overridden, prepare_for_evaluation
+from pipeline.brain.run_options import run_options_for
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings
@@ -18,7 +19,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
 from pipeline.engine.evaluation import batches_of, evaluate
 from pipeline.engine.pass_engine import engine_of
-from pipeline.engine.phase import pass_loader, phase_errors, phase_of, run_options_for
+from pipeline.engine.phase import pass_loader, phase_errors, phase_of
 from pipeline.engine.validation import evaluate_each, report_evaluation
 from pipeline.metrics.base import build_metrics
 from pipeline.stages.base import RunnerBase

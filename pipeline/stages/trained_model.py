@@ -13,6 +13,7 @@ import torch
 from loguru import logger
 
 from pipeline.brain.brain import Brain, apply_options
+from pipeline.brain.run_options import RunOptions
 from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.initial_weights import checkpoint_of_run
 from pipeline.checkpoint.random_state import random_state, restore_random_state
@@ -24,7 +25,6 @@ from pipeline.context import STAGES, Context, Phase
 from pipeline.distributed.device import resolve_device
 from pipeline.engine import evaluation
 from pipeline.engine.phase import phase_of
-from pipeline.engine.run_options import RunOptions
 from pipeline.errors import ConfigError
 from pipeline.run.directory import RunDirectory, is_run_directory
 from pipeline.run.exclusive import exclusive

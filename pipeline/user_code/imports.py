@@ -64,9 +64,9 @@ def _modules(package: str) -> list[str]:
 # Package -> modules that were in it -> the package where they are now.
 _MOVED = {
     "pipeline.training": {
-        "brain": "brain, broadcasts, fit, script, start",
+        "brain": "brain, broadcasts, fit, run_options, script, start",
         "engine": (
-            "checkpoints, client, engine, evaluation, journal, pass_numbers, phase, run_options, train_pass, trainable, "
+            "checkpoints, client, engine, evaluation, journal, pass_numbers, phase, train_pass, trainable, "
             "triggers, unregistered, weak_methods"
         ),
         "metrics": "meters",

@@ -15,9 +15,10 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import Brain, Stage, UpdaterBase, hookimpl, stages
+from pipeline.brain.compilation import compile_modules
+from pipeline.brain.run_options import RunOptions
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
-from pipeline.engine.run_options import RunOptions, compile_modules
 from pipeline.errors import ConfigError
 from tests.training.conftest import table
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pipeline import GeneralTrainer
+from pipeline.brain.run_options import RunOptions, run_options_for
 from pipeline.check.checker import check_or_raise
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
-from pipeline.engine.phase import pass_loader, run_options_for
-from pipeline.engine.run_options import RunOptions
+from pipeline.engine.phase import pass_loader
 from pipeline.errors import ConfigError, ContextError
 
 NETWORK = """

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from pipeline import RunOptions, parse_arguments
-from pipeline.engine.run_options import NOT_TAKEN, check_options, values_of
+from pipeline.brain.option_values import NOT_TAKEN, check_options, values_of
 from pipeline.errors import ConfigError
 from tests.training.conftest import in_turn
 
