@@ -11,9 +11,10 @@ import torch
 from click.testing import Result
 from torch import Tensor
 
-from pipeline.brain.brain import ModuleBrain, Stage
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.data.batch import count_samples, split, to_device
 from pipeline.data.loader import EpochSampler, make_loader
+from pipeline.engine.trainable import Stage
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 from loguru import logger
 from rich.progress import MofNCompleteColumn, Progress
+from torch.utils.data import Dataset
 
 from pipeline.brain.checkpointer import Checkpointer
-from pipeline.brain.run_options import RunOptions
+from pipeline.brain.run_options import HasRunOptions, RunOptions, options_of
 from pipeline.checkpoint import storage
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.reader import LoadedCheckpoint
@@ -23,7 +24,7 @@ from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.config.load import Config, ConfigBuilder
 from pipeline.context import CHECKPOINT, Context, Phase
 from pipeline.data.batch import on_device
-from pipeline.data.loader import length, without_state
+from pipeline.data.loader import LimitedLoader, end_workers, length, refuse_unshared, without_state
 from pipeline.distributed.world import current_world
 from pipeline.engine.client import Client
 from pipeline.engine.evaluation import evaluate
@@ -31,6 +32,7 @@ from pipeline.engine.pass_engine import PassEngine
 from pipeline.engine.phase import begin_on_ranks
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.trainable import Computation, Stage, trainable_of
+from pipeline.engine.unregistered import require_registered
 from pipeline.errors import CheckpointError, ConfigError, PluginError
 from pipeline.run.bar_console import BarConsole
 from pipeline.run.failures import best_effort
@@ -40,6 +42,7 @@ from pipeline.run.run_context import listen, new_context
 from pipeline.updater.updater import Updater
 from pipeline.user_code.plugin_calls import register_plugins
 from pipeline.user_code.plugins import built_plugin, load_plugins, plugin_manager
+from pipeline.user_code.uncalled import BRAIN_REMEDIES, uncalled_faults_of_class
 
 # The phase under which a Brain that trains alone saves and reports.
 NAME = "brain"
@@ -54,12 +57,58 @@ DEFAULTS = ("progress_bar", "profiler")
 EVERY = 50
 
 
-class LoneBrain(Computation, Protocol):
+class LoneBrain(Computation, HasRunOptions, Protocol):
     """A Brain that trains alone."""
 
     checkpointer: Checkpointer | None
     hparams: Any
-    _run_options: RunOptions
+
+    def make_dataloader(
+        self, dataset: Any, stage: Stage, ckpt_prefix: str | None = "dataloader-", **loader_kwargs: Any
+    ) -> Iterable[Any]:
+        """Return a loader of a dataset."""
+
+
+def refuse_faults(brain: LoneBrain, base: type) -> None:
+    """Raise for layers that nobody trains, and for methods that nobody calls; with a config, ``check`` reports them.
+
+    Args:
+        brain: what is trained or evaluated.
+        base: the class ``Brain``.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    require_registered(brain.modules.values(), owner=brain)
+    if trainable_of(brain).in_run:
+        return
+    faults = uncalled_faults_of_class(type(brain), base, BRAIN_REMEDIES)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def loader_of(brain: LoneBrain, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, workers: ExitStack) -> Any:
+    """Return the loader itself, or one made of a dataset; in a debug run, a few of its batches.
+
+    Args:
+        brain: what is trained or evaluated.
+        data: a dataset or a loader.
+        stage: what for.
+        keywords: keyword arguments of the DataLoader.
+        workers: ends the worker processes of a loader that is made here.
+
+    Raises:
+        ConfigError: keywords are given for a loader that is made already.
+    """
+    loader, options = data, options_of(brain)
+    if hasattr(data, "__getitem__") or isinstance(data, Dataset):
+        loader = brain.make_dataloader(data, stage, **(keywords or {}))
+        workers.callback(end_workers, loader)
+    elif keywords:
+        what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
+        raise ConfigError(f"{what}; give fit the dataset, or leave it out")
+    refuse_unshared(loader, f"{stage.name.lower()}_set")
+    return LimitedLoader(loader, options.debug_batches) if options.debug else loader
 
 
 class FitContext(Context):
@@ -140,7 +189,7 @@ def fit(
     Raises:
         CheckpointError: the checkpoints are of something else.
     """
-    options, world = brain._run_options, current_world()
+    options, world = options_of(brain), current_world()
     shows = on_terminal() and not options.noprogressbar if show is None else show
     is_shown = bool(world.broadcast(shows))
     plugins = _listed(plugins or ())
@@ -282,7 +331,7 @@ def _no_checkpoints(resources: ExitStack) -> RunCheckpointer:
 
 def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
     """Train the epochs that are left."""
-    trainable, saver, options = trainable_of(brain), brain.checkpointer, brain._run_options
+    trainable, saver, options = trainable_of(brain), brain.checkpointer, options_of(brain)
     # An earlier fit may have been interrupted in the middle of a window.
     brain.modules.zero_grad()
     begin_on_ranks([brain.modules], None)
@@ -344,7 +393,7 @@ def pass_progress(brain: LoneBrain, title: str, batches: int | None, show: bool 
         batches: how many there will be; None: that isn't known.
         show: whether it is; None: if stderr is a terminal, unless the Brain has ``noprogressbar``. Only rank 0 shows it.
     """
-    shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
+    shown = on_terminal() and not options_of(brain).noprogressbar if show is None else show
     world = current_world()
     console = BarConsole(quiet=not world.is_main)
     with Progress(

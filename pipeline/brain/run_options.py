@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -145,6 +145,17 @@ class RunOptions(OptionValues, Mapping[str, Any]):
             if key not in everything:
                 raise ConfigError(f"{how}_module_keys: there is no module '{key}'{one_of(key, everything)}")
         return [name for name in everything if getattr(self, how) and (keys is None or name in keys)]
+
+
+class HasRunOptions(Protocol):
+    """A Brain, as far as its run options are concerned."""
+
+    _run_options: RunOptions
+
+
+def options_of(brain: HasRunOptions) -> RunOptions:
+    """Return the run options of a Brain."""
+    return brain._run_options
 
 
 def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, RunOptions, str]:

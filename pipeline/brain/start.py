@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.brain.brain import Brain, apply_options
-from pipeline.brain.run_options import run_options_for
+from torch import nn
+
+from pipeline.brain.brain import Brain
+from pipeline.brain.internals import apply_options, overridden, place_modules
+from pipeline.brain.run_options import RunOptions, options_of, run_options_for
 from pipeline.checkpoint.weights import is_entry, module_of
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
@@ -41,6 +44,39 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
             with error_context(f"phase.{name}"):
                 brain.on_fit_start()
             begin_on_ranks([brain.modules], runner.seed)
+
+
+def prepare_for_evaluation(brain: Brain, phase: str, context: Context, options: RunOptions) -> None:
+    """Make a Brain ready to be evaluated in a run.
+
+    Args:
+        brain: the Brain.
+        phase: the name of its phase.
+        context: of the run.
+        options: its run options.
+
+    Raises:
+        ConfigError: the device cannot compute in a precision.
+    """
+    apply_options(brain, options)
+    type(brain).bind(brain, phase, {}, context)
+    place_modules(brain)
+
+
+def ignored_arguments(brain: Brain) -> list[str]:
+    """Arguments of the constructor that a config would ignore: optimizer, checkpointer, options of the run."""
+    # An init_optimizers of its own may use it.
+    opt_class = () if overridden(brain, Brain, "init_optimizers") else ("opt_class",)
+    names = [name for name in (*opt_class, "checkpointer") if getattr(brain, name) is not None]
+    return names + sorted(options_of(brain).model_fields_set - {"device"})
+
+
+def unregistered_modules(brain: Brain) -> list[str]:
+    """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
+    registered = set(brain.modules.parameters())
+    modules = {name: value for name, value in vars(brain).items() if isinstance(value, nn.Module)}
+    trained = {name: {own for own in module.parameters() if own.requires_grad} for name, module in modules.items()}
+    return [name for name, parameters in trained.items() if parameters - registered]
 
 
 def _require_registered(models: Any) -> None:

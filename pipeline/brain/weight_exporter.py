@@ -19,7 +19,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as torch_pytree
 
 from pipeline import hookspecs
-from pipeline.brain.brain import Brain, ModuleBrain, Stage
+from pipeline.brain.brain import Brain, Stage
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import WARN, RunnerSchema

@@ -12,19 +12,11 @@ from loguru import logger
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from pipeline.brain.brain import (
-    Brain,
-    ModuleBrain,
-    OwnLossBrain,
-    apply_options,
-    ignored_arguments,
-    make_optimizers,
-    overridden,
-    unregistered_modules,
-    wrap,
-    wrappable,
-)
+from pipeline.brain.brain import Brain
+from pipeline.brain.internals import apply_options, make_optimizers, overridden, wrap, wrappable
+from pipeline.brain.module_brain import ModuleBrain, OwnLossBrain
 from pipeline.brain.run_options import run_options_for
+from pipeline.brain.start import ignored_arguments, unregistered_modules
 from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase

@@ -10,8 +10,10 @@ from typing import Any
 
 from loguru import logger
 
-from pipeline.brain.brain import Brain, Stage, overridden, prepare_for_evaluation
+from pipeline.brain.brain import Brain, Stage
+from pipeline.brain.internals import overridden
 from pipeline.brain.run_options import run_options_for
+from pipeline.brain.start import prepare_for_evaluation
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import short
 from pipeline.config.schema import PredictionSettings

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from loguru import logger
 
-from pipeline.brain.brain import Brain, apply_options
+from pipeline.brain.brain import Brain
+from pipeline.brain.internals import apply_options
 from pipeline.brain.run_options import RunOptions
 from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.initial_weights import checkpoint_of_run

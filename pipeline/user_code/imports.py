@@ -61,7 +61,7 @@ def _modules(package: str) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(spec.submodule_search_locations or [] if spec else [])]
 
 
-# Package -> modules that were in it -> the package where they are now.
+# Package or module -> modules or classes that were in it -> the package or module where they are now.
 _MOVED = {
     "pipeline.training": {
         "brain": "brain, broadcasts, fit, run_options, script, start",
@@ -73,6 +73,7 @@ _MOVED = {
         "optim": "nonfinite, optim_scheduler, schedules, touched_rows",
         "updater": "updater",
     },
+    "pipeline.brain.brain": {"brain.module_brain": "ModuleBrain, OwnLossBrain"},
     "pipeline.checkpoint": {"brain": "checkpointer"},
     "pipeline.data": {"slots": "file_cache, lines, parquet, reader, slot_columns, slot_lines, slot_table"},
     "pipeline.distributed": {"brain": "main_process"},

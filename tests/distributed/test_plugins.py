@@ -182,7 +182,7 @@ def test_nan_guard_names_the_batch_of_the_rank_that_is_to_blame(workspace: Works
 
 WIDE = """
     from pipeline.distributed.world import current_world
-    from pipeline.brain.brain import ModuleBrain
+    from pipeline.brain.module_brain import ModuleBrain
     from torch.nn.functional import mse_loss
     from .model import Model
 

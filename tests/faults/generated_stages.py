@@ -203,7 +203,7 @@ class Workspace:
         file.imports += [
             "import torch",
             "from pipeline import Updater",
-            "from pipeline.brain.brain import ModuleBrain",
+            "from pipeline.brain.module_brain import ModuleBrain",
         ]
         file.imports += ["from pipeline.optim.schedules import Constant", "from .data import Line"]
         parts = dict(ENTRY)

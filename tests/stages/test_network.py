@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, stages
-from pipeline.brain.brain import ModuleBrain, unregistered_modules
+from pipeline.brain.module_brain import ModuleBrain
+from pipeline.brain.start import unregistered_modules
 from pipeline.errors import ClassPathError, ConfigError, StageError
 
 Data = Callable[[int, int], TensorDataset]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
-from pipeline.brain.brain import ModuleBrain
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.data.batch import split
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl
-from pipeline.brain.brain import ModuleBrain
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.context import Context
 from pipeline.engine.evaluation import evaluate, evaluating, predict
 from pipeline.engine.trainable import trainable_of

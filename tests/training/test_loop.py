@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, UpdaterBase, hookimpl
-from pipeline.brain.brain import ModuleBrain
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.checkpoint import reader
 from pipeline.engine.evaluation import evaluate
 from pipeline.engine.trainable import trainable_of

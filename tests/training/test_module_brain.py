@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.brain.brain import ModuleBrain, Stage
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.context import Context
+from pipeline.engine.trainable import Stage
 from pipeline.errors import ConfigError, DataError
 from tests.training.conftest import in_turn
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import GeneralTrainer, Stage, Trigger, hookimpl
-from pipeline.brain.brain import ModuleBrain
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.stages import Runner

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl, optimize
-from pipeline.brain.brain import ModuleBrain
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.context import Context
 from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from pipeline import Brain, RunnerBase, Stage, hookimpl
-from pipeline.brain.brain import ModuleBrain
+from pipeline.brain.module_brain import ModuleBrain
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.updater.updater import UpdaterBase
