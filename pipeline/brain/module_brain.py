@@ -1,4 +1,4 @@
-"""ModuleBrain: the Brain around a plain module and a loss."""
+"""Brains around a plain module: ModuleBrain has a loss function, OwnLossBrain a module that returns its losses."""
 
 from __future__ import annotations
 
@@ -20,48 +20,129 @@ __all__ = ["ModuleBrain", "OwnLossBrain"]
 
 
 class ModuleBrain(Brain):
-    """Makes a Brain of a module and a loss.
+    """The Brain of a module and a loss.
 
     Args:
-        module: called with the batch's inputs, by position or name; with a SlotBatch as it is, without the target.
-        loss: ``loss(predictions, target)`` -> scalar. None: the module gets the target too, by the name of ``TARGETS`` that
-            its forward has, and returns its ``loss``, as an attribute or under that key; what metrics get are its
-            ``logits``, if it returns some.
+        module: called with the inputs of the batch, by position or name. A SlotBatch is passed as it is,
+            without the target.
+        loss: ``loss(predictions, target)`` returns a scalar. If it is None, the module also gets the
+            target, by the name of ``TARGETS`` that its forward has. It then returns its loss under
+            the name ``loss``, as an attribute or a key. The metrics get what it returns under
+            ``logits``, if it returns that.
 
     Raises:
         ConfigError: ``loss`` is None, and forward takes no target.
+
+    Example::
+
+        brain = ModuleBrain(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
+        batch = torch.randn(4, 3), torch.randn(4, 1)
+        predictions = brain.compute_forward(batch, Stage.TRAIN)
+        loss = brain.compute_objectives(predictions, batch, Stage.TRAIN)
+        assert predictions.shape == (4, 1) and loss.ndim == 0
     """
 
     _count = staticmethod(count_targets)
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
-        # Before the call, which asks for `_fast_computation`.
-        self.module, self.loss = module, loss
+        # Before super().__init__(), which calls `_fast_computation`.
+        self.module = module
+        self.loss = loss
         super().__init__({"model": module})
         self._signature = inspect.signature(module.forward)
-        by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
-        parameters = self._signature.parameters.items()
-        # Name -> whether it has a default.
-        self._defaults = {name: own.default is not Parameter.empty for name, own in parameters if own.kind in by_name}
-        any_name = any(own.kind is Parameter.VAR_KEYWORD for own in self._signature.parameters.values())
-        self._target_name = next((name for name in TARGETS if name in self._defaults), "labels" if any_name else "")
-        if loss is None and not self._target_name:
+        parameters = self._signature.parameters.values()
+        # The parameters that can be passed by name -> whether they have a default.
+        self._defaults: dict[str, bool] = {}
+        for parameter in parameters:
+            if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+                self._defaults[parameter.name] = parameter.default is not Parameter.empty
+        takes_any_name = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+        names = [name for name in TARGETS if name in self._defaults]
+        if takes_any_name:
+            names.append("labels")
+        self._target_name = names[0] if names else ""
+        if loss is None and not names:
             what = f"{type(module).__name__}.forward{self._signature} takes none of {', '.join(TARGETS)}"
             raise ConfigError(f"{what}, to return a loss; add labels=None, or name a loss function")
 
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """Return what the module returns for the inputs of a batch.
+
+        Raises:
+            DataError: the inputs do not fit the signature of ``forward``.
+        """
+        inputs, target = (batch, None) if stage is not TRAIN and is_unlabelled(batch) else split(batch)
+        labels = {self._target_name: target} if self.loss is None and target is not None else {}
+        try:
+            if type(inputs) is not Tensor and isinstance(inputs, list | tuple):
+                return self.module(*inputs, **labels)
+            # A SlotBatch is not passed by name: most names of slots are numbers.
+            if type(inputs) is not Tensor and isinstance(inputs, Mapping) and type(inputs) is not SlotBatch:
+                return self.module(**{**self.arguments_by_name(inputs, batch), **labels})
+            return self.module(inputs, **labels)
+        except TypeError as error:
+            self._explain(error, inputs)
+            raise
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        """Return the loss of the predictions, or the loss that the module has returned with them.
+
+        Raises:
+            DataError: the module should have returned a loss, and did not.
+        """
+        if self.loss is not None:
+            return self.loss(predictions, split(batch)[1])
+        loss = _part(predictions, "loss")
+        if loss is None:
+            what = f"{type(self.module).__name__}.forward returned {shape_of(predictions, 1)} without a loss"
+            raise DataError(f"{self._where}{what}; return it as `loss`, or name a loss function")
+        return cast("Tensor", loss)
+
+    def readable(self, predictions: Any, batch: Any) -> Any:
+        """Return the logits if the module returns its loss and logits; otherwise the predictions."""
+        logits = _part(predictions, "logits") if self.loss is None else None
+        return predictions if logits is None else logits
+
+    def arguments_by_name(self, inputs: Mapping[str, Any], batch: Any) -> Mapping[str, Any]:
+        """Return the items of a mapping that ``forward`` takes. The inputs of a pair are returned unchanged.
+
+        Args:
+            inputs: the inputs of ``forward``.
+            batch: the batch that contains them.
+
+        Raises:
+            DataError: the batch lacks an argument that has no default.
+        """
+        if not isinstance(batch, Mapping):
+            return inputs
+        missing = [name for name, has_default in self._defaults.items() if not has_default and name not in batch]
+        if missing:
+            what = f"a batch with the keys {', '.join(map(str, batch))} has no '{missing[0]}'"
+            forward = f"{type(self.module).__name__}.forward{self._signature}"
+            raise DataError(f"{self._where}{what}, which {forward} takes; name one so, or write a Brain")
+        return {name: batch[name] for name in self._defaults if name in batch} or inputs
+
     def _place_modules(self) -> None:
-        """Place the modules, and the loss if it is a module; scripting replaces a module by another."""
+        """Place the modules, and the loss if it is a module."""
         super()._place_modules()
         if isinstance(self.loss, nn.Module):
             self.loss.to(self.device)
+        # Scripting replaces a module by another one.
         self.module = self.modules["model"]
 
+    def _wrappable_model(self) -> nn.Module:
+        return self.module
+
+    def _wrap_model(self, wrapped: Any) -> None:
+        self.module = wrapped
+        self.modules["model"] = wrapped
+
     def _fast_computation(self) -> Callable[[Any], tuple[Any, Any]] | None:
-        """Return the way that splits the batch only once."""
+        """Return the function that splits the batch only once, unless a subclass may compute something else."""
         return self._predict_and_judge if type(self) is ModuleBrain and self.loss is not None else None
 
     def _predict_and_judge(self, batch: Any) -> tuple[Any, Any]:
-        """Do what ``compute_forward`` and ``compute_objectives`` do, with fewer calls."""
+        """Return what ``compute_forward`` and ``compute_objectives`` return, with fewer calls."""
         inputs, target = split(batch)
         if type(inputs) is not Tensor or self.loss is None:
             predictions = self.compute_forward(batch, TRAIN)
@@ -74,79 +155,30 @@ class ModuleBrain(Brain):
         try:
             return predictions, self.loss(predictions, target)
         except Exception:
-            # For the report about the batch.
+            # The report about the batch shows them.
             self._trainable.record.note_outputs(predictions)
             raise
 
-    def compute_forward(self, batch: Any, stage: Stage) -> Any:
-        """The module's output for the batch's inputs."""
-        inputs, target = (batch, None) if stage is not TRAIN and is_unlabelled(batch) else split(batch)
-        labels = {self._target_name: target} if self.loss is None and target is not None else {}
-        try:
-            if type(inputs) is not Tensor and isinstance(inputs, list | tuple):
-                return self.module(*inputs, **labels)
-            # The names of slots are most often numbers.
-            if type(inputs) is not Tensor and isinstance(inputs, Mapping) and type(inputs) is not SlotBatch:
-                return self.module(**{**self.arguments_by_name(inputs, batch), **labels})
-            return self.module(inputs, **labels)
-        except TypeError as error:
-            self._explain(error, inputs)
-            raise
-
-    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
-        """The loss of the predictions, or the one among them."""
-        if self.loss is not None:
-            return self.loss(predictions, split(batch)[1])
-        if (loss := _part(predictions, "loss")) is None:
-            what = f"{type(self.module).__name__}.forward returned {shape_of(predictions, 1)} without a loss"
-            raise DataError(f"{self._where}{what}; return it as `loss`, or name a loss function")
-        return cast("Tensor", loss)
-
     def _loss_source(self) -> str:
-        """The loss of the config, or the ``forward`` of a module that returns its loss."""
+        """Return the name of the loss, or of the ``forward`` of a module that returns its loss."""
         if self.loss is None:
             return f"{self._where}{type(self.module).__name__}.forward"
         return f"{self._where}{getattr(self.loss, '__name__', type(self.loss).__name__)}"
 
-    def _wrappable_model(self) -> nn.Module:
-        """Return the module."""
-        return self.module
-
-    def _wrap_model(self, wrapped: Any) -> None:
-        """Replace the module, in ``modules`` too."""
-        self.module = self.modules["model"] = wrapped
-
     def _named_modules(self) -> dict[str, nn.Module]:
-        """The modules as ``freeze`` names them, the whole by the name of its class."""
+        """Return the modules by the names that ``freeze`` has for them. The whole has the name of its class."""
         return {name or type(part).__name__: part for name, part in self.module.named_modules()}
-
-    def readable(self, predictions: Any, batch: Any) -> Any:
-        """Where the module returns its loss, its logits; else, or without any, the predictions themselves."""
-        logits = _part(predictions, "logits") if self.loss is None else None
-        return predictions if logits is None else logits
-
-    def arguments_by_name(self, inputs: Mapping[str, Any], batch: Any) -> Mapping[str, Any]:
-        """Return the items of a mapping that ``forward`` takes; the inputs of a pair are passed as they are.
-
-        Args:
-            inputs: what ``forward`` gets.
-            batch: the batch that they are from.
-
-        Raises:
-            DataError: the batch lacks an argument that has no default.
-        """
-        if not isinstance(batch, Mapping):
-            return inputs
-        if missing := [name for name, has_default in self._defaults.items() if not has_default and name not in batch]:
-            what = f"a batch with the keys {', '.join(map(str, batch))} has no '{missing[0]}'"
-            forward = f"{type(self.module).__name__}.forward{self._signature}"
-            raise DataError(f"{self._where}{what}, which {forward} takes; name one so, or write a Brain")
-        return {name: batch[name] for name in self._defaults if name in batch} or inputs
 
     def _explain(self, error: TypeError, inputs: Any) -> None:
         """Raise a clearer error than ``error`` if the batch does not fit the signature of ``forward``."""
-        keywords = inputs if isinstance(inputs, Mapping) else {}
-        positional = inputs if isinstance(inputs, list | tuple) else () if keywords else (inputs,)
+        keywords: Mapping[str, Any] = {}
+        positional: list[Any] | tuple[Any, ...] = ()
+        if isinstance(inputs, Mapping):
+            keywords = inputs
+        if isinstance(inputs, list | tuple):
+            positional = inputs
+        elif not keywords:
+            positional = (inputs,)
         try:
             self._signature.bind(*positional, **keywords)
         except TypeError as mismatch:
@@ -158,17 +190,21 @@ class ModuleBrain(Brain):
 
 
 class OwnLossBrain(ModuleBrain):
-    """Makes a Brain of a module that computes its loss itself, of the whole batch, for a phase with an updater."""
+    """The Brain of a module that computes its losses from the whole batch, for a phase with an updater.
+
+    Args:
+        module: called with the batch; its ``forward`` returns the losses.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, cast("Any", own_losses))
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
-        """The losses."""
+        """Return the losses of a batch."""
         return own_losses(self.module, batch)
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
-        """The same."""
+        """Return what ``compute_forward`` returned."""
         return predictions
 
     def _loss_source(self) -> str:
@@ -176,5 +212,5 @@ class OwnLossBrain(ModuleBrain):
 
 
 def _part(output: Any, name: str) -> Any:
-    """What a module has returned under a name, as a key or an attribute; None: nothing."""
+    """Return what a module has returned under a name, as a key or an attribute; None if it returned none."""
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)

@@ -1,4 +1,4 @@
-"""Methods and attributes of SpeechBrain's Brain that only recipes with a ``fit_batch`` or checks need."""
+"""The methods and counters of SpeechBrain's Brain that ported recipes call or override."""
 
 from __future__ import annotations
 
@@ -17,74 +17,119 @@ from pipeline.optim.nonfinite import ADVICE
 
 
 class RecipeMethods(BrainInternals):
-    """Methods and attributes that recipes of SpeechBrain call or override."""
+    """The methods and counters of a Brain that a recipe with custom training steps uses.
 
-    # What SpeechBrain's fit_batch calls, for one of the user's own; of the default, where they are overridden.
+    SpeechBrain's ``fit_batch`` calls these methods, so a ``fit_batch`` of a subclass may call them. The
+    default ``fit_batch`` calls only the ones that a subclass overrides.
+
+    Example::
+
+        class Recipe(Brain):
+            def compute_forward(self, batch, stage):
+                return self.modules.net(batch[0])
+
+            def compute_objectives(self, predictions, batch, stage):
+                return torch.nn.functional.mse_loss(predictions, batch[1])
+
+            def fit_batch(self, batch):
+                with self.training_ctx:
+                    predictions = self.compute_forward(batch, Stage.TRAIN)
+                    loss = self.compute_objectives(predictions, batch, Stage.TRAIN)
+                self.scaler.scale(loss).backward()
+                self.optimizers_step()
+                return loss.detach()
+
+
+        data = [(torch.randn(3), torch.randn(1)) for _ in range(8)]
+        make_sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        brain = Recipe({"net": torch.nn.Linear(3, 1)}, opt_class=make_sgd)
+        brain.fit(range(1), data, train_loader_kwargs={"batch_size": 4})
+        assert brain.optimizer_step == 2
+    """
 
     def optimizers_step(self) -> None:
         """End a window: the optimizers that ``freeze_optimizers`` returns step, and their gradients are cleared.
 
-        Call it in a ``fit_batch`` of one's own, after the backward of the mean loss, scaled by ``scaler``; over several
-        batches, after that of the last. Rate, clipping, checks and hooks are as in the default ``fit_batch``. Processes have
-        averaged their gradients after each backward. It counts as one update.
+        Call it in a ``fit_batch`` of a subclass, after the backward of the mean loss, scaled by
+        ``scaler``. If a window has multiple batches, call it after the backward of the last one. Rate,
+        clipping, checks and hooks are as in the default ``fit_batch``. The processes have already
+        averaged their gradients after each backward. The call counts as one update.
         """
         if not self.optimizers_dict:
             return
         trainable = self._trainable
-        due = trainable.begin_step()
-        valid = {id(own) for own in self.freeze_optimizers(self.optimizers_dict).values()}
-        active = [own for own in (trainable.schedulers if due is None else due) if id(own.optimizer) in valid]
+        to_close = trainable.begin_step()
+        stepping = {id(optimizer) for optimizer in self.freeze_optimizers(self.optimizers_dict).values()}
+        # None: a `fit_batch` of a subclass called this after a backward.
+        candidates = trainable.schedulers if to_close is None else to_close
+        active = [scheduler for scheduler in candidates if id(scheduler.optimizer) in stepping]
         skips = self._run_options.skip_nonfinite_grads and not self.scaler.is_enabled()
         if skips and overridden(self, RecipeMethods, "check_gradients"):
             self.check_gradients()
-        self.optimizer_step += trainable.step(active, by_hand=due is None)
+        self.optimizer_step += trainable.step(active, by_hand=to_close is None)
 
     def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
-        """Those that step now; the gradients of the others wait."""
+        """Return the optimizers that step now, by name. The gradients of the others wait."""
         return optimizers
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients of the optimizers that step now; one of a subclass is called when a training pass begins and ends."""
-        for optimizer in self.freeze_optimizers(self.optimizers_dict).values() if self.optimizers_dict else ():
+        """Clear the gradients of the optimizers that step now.
+
+        If a subclass overrides it, it is called when a training pass starts and ends.
+        """
+        if not self.optimizers_dict:
+            return
+        for optimizer in self.freeze_optimizers(self.optimizers_dict).values():
             optimizer.zero_grad(set_to_none=set_to_none)
 
     def check_loss_isfinite(self, loss: Tensor) -> None:
-        """Read a loss, and count it where it is not finite; the default ``fit_batch`` needs no such call.
+        """Read a loss, and count it if it is not finite. The default ``fit_batch`` needs no such call.
 
         Raises:
-            DivergedError: there were more in this pass than ``nonfinite_patience``.
+            DivergedError: more than ``nonfinite_patience`` losses of this pass were not finite.
         """
         # A mean over no samples is nan.
         if self._trainable.record.samples != 0 and not torch.isfinite(loss).all():
-            # Not nonfinite_count: where super().fit_batch has counted this loss, it would count twice.
+            # Not nonfinite_count, which includes this loss if super().fit_batch has counted it.
             numbers = self._trainable.numbers
             numbers.replace(nonfinite=numbers.nonfinite + 1)
-            count, patience = self.nonfinite_count, self._run_options.nonfinite_patience
+            count = self.nonfinite_count
+            patience = self._run_options.nonfinite_patience
             if patience is not None and count > patience:
                 raise DivergedError(f"{self._where}{count} losses of this epoch were not finite; {ADVICE}")
             logger.warning(f"{self._where}a loss is not finite: number {count} of this epoch")
 
     def check_gradients(self) -> None:
-        """Forget each gradient that is not finite; the run option ``skip_nonfinite_grads`` discards the whole window."""
+        """Delete each gradient that is not finite.
+
+        The run option ``skip_nonfinite_grads`` discards the whole window instead.
+        """
         for name, parameter in self.modules.named_parameters():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 parameter.grad = None
                 logger.warning(f"{self._where}the gradient of '{name}' is not finite, and is left out")
 
     def update_average(self, loss: Tensor, avg_loss: float) -> float:
-        """The mean of a pass, with one loss more; only one of a subclass is called, and what it returns is the loss of the pass."""
+        """Return the mean loss of a pass after one more loss.
+
+        It is called only if a subclass overrides it. What that returns is the loss of the pass.
+
+        Args:
+            loss: the loss of a batch.
+            avg_loss: the mean before it.
+        """
         if torch.isfinite(loss):
             avg_loss = avg_loss - avg_loss / self.step + float(loss) / self.step
         return avg_loss
 
     @contextmanager
     def no_sync(self, use: bool = True) -> Iterator[None]:
-        """A block in which torch's DDP would not average the gradients of several processes; here it changes nothing."""
+        """Return a block in which torch's DDP would not average gradients. Here it changes nothing."""
         yield
 
     @property
     def step(self) -> int:
-        """The number of the batch in its pass, from 1; a validation within a pass counts separately."""
+        """The number of the batch in its pass, from 1. A validation within a pass counts separately."""
         return self._trainable.record.step
 
     @step.setter
@@ -93,7 +138,7 @@ class RecipeMethods(BrainInternals):
 
     @property
     def optimizer_step(self) -> int:
-        """How many updates there were, discarded windows included; what a subclass sets goes on from there."""
+        """The number of updates, including discarded windows. If a subclass sets it, it counts from there."""
         return self._trainable.counters["update"]
 
     @optimizer_step.setter
@@ -102,7 +147,7 @@ class RecipeMethods(BrainInternals):
 
     @property
     def avg_train_loss(self) -> float:
-        """The mean loss of the training pass so far; on a GPU this waits."""
+        """The mean loss of the training pass so far. Reading it waits for a GPU."""
         mean = self._trainable.numbers.mean_loss()
         return 0.0 if math.isnan(mean) else mean
 
@@ -112,7 +157,10 @@ class RecipeMethods(BrainInternals):
 
     @property
     def nonfinite_count(self) -> int:
-        """How many losses of the training pass were not finite so far, as a subclass counts them or we; on a GPU this waits."""
+        """The number of losses of the training pass that were not finite so far.
+
+        A subclass or the framework has counted them. Reading it waits for a GPU.
+        """
         return self._trainable.numbers.nonfinite_losses()
 
     @nonfinite_count.setter
@@ -121,11 +169,14 @@ class RecipeMethods(BrainInternals):
 
     @property
     def raw_modules(self) -> nn.ModuleDict:
-        """``modules``: nothing is wrapped around them."""
+        """``modules``. Nothing is wrapped around them."""
         return self.modules
 
     def print_trainable_parameters(self) -> None:
-        """Log how many parameters there are, and how many are trained; one of a subclass is called by the constructor."""
+        """Log the number of parameters, and how many of them are trained.
+
+        If a subclass overrides it, the constructor calls it.
+        """
         total = sum(parameter.numel() for parameter in self.modules.parameters())
         trained = sum(parameter.numel() for parameter in self.modules.parameters() if parameter.requires_grad)
         logger.info(f"{type(self).__name__} trains {trained} of {total} parameters ({trained / (total or 1):.2%})")
