@@ -1,4 +1,4 @@
-"""One pass without training: the loss and the metrics of a phase; validation, and which of its numbers are the best."""
+"""Evaluates and predicts: one pass over data without training."""
 
 from __future__ import annotations
 
@@ -27,29 +27,6 @@ from pipeline.optim.losses import Losses
 from pipeline.signals import SHUTDOWN
 
 
-@contextmanager
-def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients until the block ends; then each module returns to its earlier mode."""
-    with modes.in_evaluation_mode(module), torch.no_grad():
-        yield
-
-
-@contextmanager
-def evaluating(brain: Computation, step: int = 0) -> Iterator[StepRecord]:
-    """The same for a Brain; what it logs, its step count and its gradients are separate from those of the pass around it.
-
-    Args:
-        brain: the Brain.
-        step: how many batches were evaluated before.
-
-    Yields:
-        The record of the active batch.
-    """
-    apart = trainable_of(brain).evaluating(step)
-    with apart as record, in_evaluation_mode(brain.modules), GradientsSetAside(brain.modules.parameters()):
-        yield record
-
-
 def evaluate(
     brain: Computation,
     batches: Iterable[Any],
@@ -62,20 +39,22 @@ def evaluate(
     *,
     data: str = "the evaluated dataset",
 ) -> dict[str, float]:
-    """One pass without training, on all ranks: each has batches of its own, and all get the same numbers.
+    """Evaluate a Brain in one pass without training.
+
+    All ranks call this. Each of them has different batches, and all get the same numbers.
 
     Args:
         brain: computes predictions and losses.
-        batches: on their device.
+        batches: the batches of this rank, on their device.
         stage: VALID or TEST.
         metrics: name -> metric; reset first.
-        observe: called with (predictions, target, batch) of every batch. Only where it is, data may have no labels: then
-            there is no loss, and the target may be None.
-        epoch: the one that is validated; None in a test.
-        to_write: makes of (predictions, batch) what ``observe`` gets, in place of the Brain's
+        observe: called with (predictions, target, batch) for every batch. With it, data may have no
+            labels: then there is no loss, and the target may be None.
+        epoch: the epoch that is validated; None in a test.
+        to_write: makes from (predictions, batch) what ``observe`` gets, instead of the Brain's
             ``readable``. Metrics get what ``readable`` returns in any case.
-        world: the ranks that evaluate together; None: all.
-        data: what is evaluated, for the message that it gave no batch.
+        world: the ranks that evaluate together; None stands for all.
+        data: the name of the data, for the message that they gave no batch.
 
     Returns:
         ``loss``, if one was computed, the metrics by name, and what the Brain has logged.
@@ -84,21 +63,23 @@ def evaluate(
         DataError: no rank has a batch.
     """
     trainable = trainable_of(brain)
-    if (metrics or observe) and not trainable.gives_predictions:
-        message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
-        raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
-    loss, average = Mean(), 0.0
+    if metrics or observe:
+        _require_predictions(brain)
+    loss = Mean()
+    average = 0.0
     part_of = _part_of(brain, to_write, has_metrics=bool(metrics))
-    has_batches = has_samples = False
+    has_batches = False
+    has_samples = False
     world = world or current_world()
     if trainable.strategy and world.size > 1:
         broadcast_tensors(brain.modules.buffers(), world)
     judges = Judges(metrics, observe, world, brain.device)
-    needed = any(map(needs_target, metrics.values()))
+    needs_targets = any(map(needs_target, metrics.values()))
     with evaluating(brain) as record:
         brain.on_stage_start(stage, epoch)
         for batch in in_step(batches, world) if judges.gathers else batches:
-            # Nothing is saved: the numbers would be those of half the data. The pass is made again.
+            # Nothing is saved here, since the numbers would be of half the data. A resumed run
+            # repeats the pass.
             SHUTDOWN.raise_if_requested()
             record.begin(batch)
             if isinstance(batch, EmptySlice):
@@ -108,7 +89,8 @@ def evaluate(
             has_batches = True
             has_samples = has_samples or samples > 0
             if not samples:
-                # Its loss and its metrics would be of nothing, but its rows have predictions.
+                # There is nothing to compute a loss or metrics over. But if the batch has rows,
+                # they have predictions to observe.
                 has_rows = bool(count_samples(batch)) or not is_countable(batch)
                 if observe and has_rows:
                     part = part_of(trainable.predictions(batch, stage), batch, needed=False)
@@ -123,24 +105,137 @@ def evaluate(
                 if trainable.averages:
                     average = brain.update_average(reported, average)
             if metrics or observe:
-                judges.judge(*part_of(predictions, batch, needed=needed))
+                judges.judge(*part_of(predictions, batch, needed=needs_targets))
         ranks = world.all_gather((has_batches, has_samples, bool(loss.sums)))
-        if not any(rank[0] for rank in ranks):
+        if not any(rank_has_batches for rank_has_batches, _, _ in ranks):
             raise DataError(no_batch(data))
         # The mean over no samples is nan.
-        reports_loss = any(rank[2] for rank in ranks) or not any(rank[1] for rank in ranks)
-        own = {"loss": loss} if reports_loss else {}
-        numbers = computed({**own, **metrics}, world)
-        if own and trainable.averages:
+        reports_loss = any(has_loss for _, _, has_loss in ranks) or not any(
+            rank_has_samples for _, rank_has_samples, _ in ranks
+        )
+        loss_by_name = {"loss": loss} if reports_loss else {}
+        numbers = computed({**loss_by_name, **metrics}, world)
+        if reports_loss and trainable.averages:
             numbers["loss"] = math.fsum(world.all_gather(average)) / world.size
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
         trainable.numbers.gather(0, world)
         return trainable.numbers.with_logged(numbers, trainable.where)
 
 
+def predict(brain: Computation, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """Yield what a Brain computes for each batch, without losses.
+
+    Only ``compute_forward`` and ``readable`` are called. The Brain is in evaluation mode, without
+    gradients, only while it computes, and not while the caller uses the result.
+
+    Args:
+        brain: its modules are on the device; neither ``on_stage_start`` nor ``on_stage_end`` is
+            called.
+        batches: on any device.
+        device: the device to which the batches are moved.
+    """
+    trainable = trainable_of(brain)
+    for step, batch in enumerate(on_device(batches, device)):
+        with evaluating(brain, step) as record:
+            record.begin(batch)
+            predictions = trainable.predictions(batch, Stage.TEST)
+            predictions = type(brain).readable(brain, predictions, batch)
+        yield predictions
+
+
+@contextmanager
+def batches_of(loader: Any, device: torch.device, *, in_order: bool = True) -> Iterator[Iterable[Any]]:
+    """Give the batches of a loader for an evaluation in the block.
+
+    A signal that ends the run ends them.
+
+    Args:
+        loader: the loader.
+        device: the device to which the batches are moved.
+        in_order: whether they come in the order of the dataset, whatever the loader does in
+            training.
+
+    Yields:
+        The batches.
+    """
+    loader = for_evaluation(loader) if in_order else loader
+    batches: Iterable[Any] = on_device(without_state(loader), device)
+    if getattr(loader, "num_workers", 0):
+        batches = SHUTDOWN.interruptible(batches)
+    with supervise_workers(batches):
+        yield batches
+
+
+@contextmanager
+def evaluating(brain: Computation, step: int = 0) -> Iterator[StepRecord]:
+    """Put a Brain into evaluation mode without gradients until the block ends.
+
+    A pass of training around the block is left as it is: the numbers that the Brain logs, its step
+    count and its gradients are separate in the block.
+
+    Args:
+        brain: the Brain.
+        step: how many batches were evaluated before.
+
+    Yields:
+        The record of the active batch.
+    """
+    with (
+        trainable_of(brain).evaluating(step) as record,
+        in_evaluation_mode(brain.modules),
+        GradientsSetAside(brain.modules.parameters()),
+    ):
+        yield record
+
+
+@contextmanager
+def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode without gradients until the block ends.
+
+    Then each of its submodules returns to its earlier mode.
+    """
+    with modes.in_evaluation_mode(module), torch.no_grad():
+        yield
+
+
+def target_of(brain: Computation, batch: Any, *, needed: bool) -> Any:
+    """Return the target that a Brain finds in a batch.
+
+    Args:
+        brain: the Brain.
+        batch: the batch.
+        needed: whether a metric needs the target. Otherwise the target of a batch without one is
+            None.
+
+    Raises:
+        DataError: the batch has no target, and it is needed.
+    """
+    try:
+        return type(brain).target(brain, batch)
+    except DataError as error:
+        if needed:
+            raise DataError(f"{error}; metrics need a target: leave them out where there is none") from error
+        return None
+
+
 def no_batch(data: str) -> str:
-    """Return the message for data without batches; ``data`` names them."""
+    """Return the message for data without batches.
+
+    Args:
+        data: the name of the data.
+    """
     return f"{data} gave no batch; check the dataset, or drop_last with few samples"
+
+
+def _require_predictions(brain: Computation) -> None:
+    """Raise if an evaluated batch of a Brain has no predictions.
+
+    Raises:
+        DataError: its class overrides ``evaluate_batch``.
+    """
+    if not trainable_of(brain).gives_predictions:
+        message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
+        raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
 
 
 def _part_of(
@@ -169,12 +264,19 @@ def _part_of(
     return part
 
 
-# What a Brain's ``compute_objectives`` raises for a batch that has no target.
+# The errors that ``compute_objectives`` of a Brain raises for a batch that has no target.
 _NO_TARGET = (LookupError, TypeError, ValueError, AttributeError, DataError)
 
 
 def _outputs(brain: Computation, batch: Any, stage: Stage, *, optional: bool) -> tuple[Any, Losses]:
-    """Predictions and losses of a batch; ``optional``: one without labels need not have losses."""
+    """Return the predictions and losses of a batch.
+
+    Args:
+        brain: the Brain.
+        batch: the batch.
+        stage: VALID or TEST.
+        optional: whether a batch without labels may have no losses.
+    """
     trainable = trainable_of(brain)
     if not (optional and is_unlabelled(batch)):
         return trainable.predictions_and_losses(batch, stage)
@@ -187,48 +289,3 @@ def _outputs(brain: Computation, batch: Any, stage: Stage, *, optional: bool) ->
         if trainable.record.step == 1:
             logger.info(f"{trainable.where}no loss, since the data have no labels ({type(error).__name__}: {error})")
         return predictions, {}
-
-
-def target_of(brain: Computation, batch: Any, *, needed: bool) -> Any:
-    """What a Brain names as the target of a batch; None for one without, if it is not ``needed``."""
-    try:
-        return type(brain).target(brain, batch)
-    except DataError as error:
-        if needed:
-            raise DataError(f"{error}; metrics need a target: leave them out where there is none") from error
-        return None
-
-
-def predict(brain: Computation, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """What a Brain computes for each batch, without losses: ``compute_forward`` and ``readable`` alone.
-
-    The Brain is in evaluation mode, without gradients, only while it computes, and not while the caller uses the result.
-
-    Args:
-        brain: its modules are on the device; neither ``on_stage_start`` nor ``on_stage_end`` is called.
-        batches: on any device.
-        device: where they go.
-    """
-    trainable = trainable_of(brain)
-    for step, batch in enumerate(on_device(batches, device)):
-        with evaluating(brain, step) as record:
-            record.begin(batch)
-            predictions = type(brain).readable(brain, trainable.predictions(batch, Stage.TEST), batch)
-        yield predictions
-
-
-@contextmanager
-def batches_of(loader: Any, device: torch.device, *, in_order: bool = True) -> Iterator[Iterable[Any]]:
-    """The batches of a loader, to evaluate on in the block; a signal ends it.
-
-    Args:
-        loader: the loader.
-        device: where the batches go.
-        in_order: whether they come in the order of the dataset, whatever the loader does in training.
-    """
-    loader = for_evaluation(loader) if in_order else loader
-    batches: Iterable[Any] = on_device(without_state(loader), device)
-    if getattr(loader, "num_workers", 0):
-        batches = SHUTDOWN.interruptible(batches)
-    with supervise_workers(batches):
-        yield batches
