@@ -1,4 +1,7 @@
-"""Client: what an Engine trains, and how. This one is for the phases of a runner stage; others derive from it."""
+"""Client: what an Engine trains, and how.
+
+``Client`` trains the phases of a runner stage. The clients of other trainings derive from it.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,17 @@ class BatchReader(Protocol):
     """Something with a ``train_batch`` that reads batches itself."""
 
     def active_batch(self) -> tuple[Any, int] | None:
-        """Return the batch that was read last, and its number in the epoch, from 1; None before the first."""
+        """Return the batch that was read last, and its number in the epoch, from 1.
+
+        Before the first batch it is None.
+        """
 
 
 class Exporter(Protocol):
     """Saves the models for other programs while they are trained."""
 
     def begin(self) -> None:
-        """Check, before the training, whether that is possible."""
+        """Check before the training whether the models can be saved."""
 
     def save(self) -> None:
         """Save the models as they are now."""
@@ -42,20 +48,23 @@ class Exporter(Protocol):
 
 
 class Client:
-    """What an engine trains, and how: the phases of a runner stage, by the keys of its runner.
+    """What an engine trains, and how: the phases of a runner stage, as the keys of its runner say.
 
-    Of a stage that derives from the default Runner, ``validate`` and ``is_over`` are called.
+    If the stage derives from the default Runner, its ``validate`` and ``is_over`` are called.
 
     Args:
-        context: after network and startup.
+        context: the context after the network and startup stages.
         stage: the runner stage.
 
     Attributes:
         restores_generators: whether a validation leaves the random generators as they were before it.
-        validates_in_order: whether validation data come in the order of the dataset, whatever their loader does.
-        ends_saved: whether each end of an epoch is validated and saved, so that nothing is left to do after the last one.
+        validates_in_order: whether validation data come in the order of the dataset, whatever their
+            loader does.
+        ends_saved: whether each end of an epoch is validated and saved, so that nothing is left to
+            do after the last one.
         saves: whether checkpoints are saved.
-        session: answers the requests for checkpoints of a Brain that trains alone; None in a run.
+        session: answers the requests for checkpoints of a Brain that trains without a config; None
+            in a run.
     """
 
     restores_generators = True
@@ -71,11 +80,14 @@ class Client:
 
     @property
     def runner(self) -> RunnerSchema:
-        """The settings."""
+        """The settings of the runner."""
         return self.context["runner"]
 
     def phases(self) -> list[PhaseSchema]:
-        """Return the settings of the phases, and check their loaders, since a missing one is an error before the first hook."""
+        """Return the settings of the phases.
+
+        Their loaders are checked here, so that a missing one is an error before the first hook.
+        """
         phases: list[PhaseSchema] = self.context["config"].phases(self.runner)
         for phase in phases:
             loader_of(phase.dataset_name or "", self.context)
@@ -90,15 +102,18 @@ class Client:
         return generators_of_phases(self.context.peek("model"), self.context.peek("dataset"))
 
     def generators_in_validation(self) -> dict[str, Any]:
-        """Return the random generators that a validation restores besides the global ones. The stage may have some too."""
-        of_stage = generators_in(self._stage)
-        return {**{f"runner.{name}": generator for name, generator in of_stage.items()}, **self.generators()}
+        """Return the random generators that a validation restores in addition to the global ones.
+
+        The generators of the stage are among them.
+        """
+        of_stage = {f"runner.{name}": generator for name, generator in generators_in(self._stage).items()}
+        return {**of_stage, **self.generators()}
 
     def validator(self, evaluate: Verb) -> Verb:
-        """Return what validates a phase.
+        """Return the function that validates a phase.
 
         Args:
-            evaluate: does it as the default Runner does.
+            evaluate: validates it as the default Runner does.
         """
         verb: Verb = self._stage.validate if self._has_verbs else evaluate
         return verb
@@ -107,10 +122,10 @@ class Client:
         """Return whether training is over.
 
         Args:
-            limit: whether it has reached one of its limits.
+            limit: whether training has reached one of its limits.
 
         Raises:
-            StageError: the stage does not say it.
+            StageError: the ``is_over`` of the stage returned None.
         """
         # A debug run ends at its limits, whatever the stage says.
         if not self._has_verbs or (limit and self.runner.debug):
@@ -121,21 +136,24 @@ class Client:
         return bool(over)
 
     def address(self, phase: str) -> str:
-        """Return what messages call a phase."""
+        """Return the name of a phase in messages."""
         return f"phase.{phase}"
 
     def errors(self, phase: str) -> AbstractContextManager[None]:
-        """Return a block whose errors name a phase."""
+        """Return a context manager in which errors get the name of a phase."""
         return phase_errors(phase)
 
     def bind(self, training: TrainPass, phase: Phase) -> None:
-        """Prepare the Brain of a phase for a pass, since another phase may share the Brain and its optimizers."""
+        """Prepare the Brain of a phase for a pass.
+
+        Another phase may share the Brain and its optimizers, so this is done before each pass.
+        """
         brain = training.brain
         type(brain).bind(brain, training.phase, phase.optim_schedulers, self.context, self.runner.nonfinite_patience)
         attach_optimizer_hooks(phase.optim_schedulers, self.context, training.phase)
 
     def order_of_pass(self, rounds: int, epoch: int) -> int:
-        """Return the number that decides the order of a pass, with the seed.
+        """Return the number that decides, together with the seed, the order of a pass.
 
         Args:
             rounds: how many rounds over the data of the phase were started before.
@@ -152,12 +170,15 @@ class Client:
         save_checkpoint()
 
     def saved_counters(self) -> dict[str, int]:
-        """Return the counters that a checkpoint has."""
+        """Return the counters that a checkpoint keeps."""
         counters: dict[str, int] = self.context["train_state"]
         return counters
 
     def state(self) -> dict[str, Any]:
-        """Return what else a checkpoint keeps: as ``more`` of ``TrainingState.capture``."""
+        """Return what else a checkpoint keeps.
+
+        It is passed as ``more`` to ``TrainingState.capture``.
+        """
         return {}
 
     def no_numbers(self) -> dict[str, dict[str, Any]]:
@@ -166,14 +187,18 @@ class Client:
 
 
 class IterationClient(Client):
-    """What trains without passes: its code loops over ``Engine.iterations``, and reads as many batches as it likes in each.
+    """A client that trains without passes.
 
-    Its code says when an epoch starts and ends.
+    Its code loops over ``Engine.iterations``, and reads any number of batches in each iteration. It
+    also decides when an epoch starts and ends.
     """
 
     @abstractmethod
     def current_epoch(self) -> int:
-        """Return the number of the epoch that is running or continues after a resume, or of the last one."""
+        """Return the number of the epoch that is running or continues after a resume.
+
+        Between two epochs it is the number of the last one.
+        """
 
     @abstractmethod
     def start_iterations(self) -> None:
@@ -184,26 +209,29 @@ class IterationClient(Client):
         """Count what an iteration has done.
 
         Returns:
-            How many epochs are over, if it has read the last batch of one; the code may have started the next one already.
-            None if it has not.
+            How many epochs are over, if the iteration has read the last batch of one; None
+            otherwise. The code may have started the next epoch already.
         """
 
     @abstractmethod
     def has_read_epoch(self) -> bool:
-        """Return whether all batches of the running epoch were read."""
+        """Return whether all batches of the running epoch have been read."""
 
     @abstractmethod
     def print_numbers(self) -> None:
-        """Give the plugins the numbers since the last time."""
+        """Give the plugins the numbers since the last call."""
 
     @abstractmethod
     def place_in_epoch(self) -> str | None:
-        """Return where in an epoch the training is, such as ``3 of 7 batches``; None if no epoch is running."""
+        """Return where in an epoch the training is, such as ``3 of 7 batches``.
+
+        If no epoch is running, it is None.
+        """
 
     @abstractmethod
     def end_epoch(self, *, cut_short: bool) -> None:
         """End the epoch that is running, if one is.
 
         Args:
-            cut_short: whether training has ended before the epoch.
+            cut_short: whether training has ended before the end of the epoch.
         """
