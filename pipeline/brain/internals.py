@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from pipeline.brain.brain_trainable import BrainTrainable, make_trainable
 from pipeline.brain.broadcasts import LossWatch
 from pipeline.brain.checkpointer import Checkpointer
 from pipeline.brain.compilation import compile_modules
@@ -30,7 +31,7 @@ from pipeline.brain.run_options import RunOptions
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, target_in
 from pipeline.distributed.world import current_world
-from pipeline.engine.trainable import Computation, Stage, Trainable
+from pipeline.engine.trainable import Stage
 from pipeline.errors import ConfigError
 from pipeline.optim.losses import Losses
 from pipeline.optim.optim_scheduler import OptimScheduler
@@ -39,6 +40,9 @@ from pipeline.optim.schedules import Constant
 from pipeline.optim.windowed_optimizer import WindowedOptimizer
 from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.uncalled import BRAIN_REMEDIES
+
+if TYPE_CHECKING:
+    from pipeline.brain.brain import Brain
 
 # Attribute of SpeechBrain's Brain that is neither a method nor an option -> what to do instead.
 ABSENT_ATTRIBUTES = {
@@ -125,7 +129,7 @@ class BrainInternals:
     # None at first. With a type that says so, each subclass would have to check it.
     optimizers_dict: dict[str, Optimizer] = cast("Any", None)
     train_sampler: Any = None
-    _trainable: Trainable
+    _trainable: BrainTrainable
     _run_options: RunOptions
     _loss_watch: LossWatch
     # The scaler that the run options have made. `scaler` is another one if a subclass has set it.
@@ -165,7 +169,7 @@ class BrainInternals:
 
     # Before the training.
 
-    def _make_trainable(self, base: type[BrainInternals]) -> Trainable:
+    def _make_trainable(self, base: type[BrainInternals]) -> BrainTrainable:
         """Return what the engine trains.
 
         Args:
@@ -177,15 +181,15 @@ class BrainInternals:
             method = type(self).count_samples.__get__(self)
             counts_itself = method, f"{type(self).__name__}.count_samples"
         names = [name for cls in base.__mro__ for name in vars(cls) if not name.startswith("_")]
-        return Trainable(
-            cast("Computation", self),
+        return make_trainable(
+            cast("Brain", self),
             overridden(self, base, *names),
-            self._count,
-            counts_itself,
-            self._fast_computation(),
-            self._loss_source,
-            self._compiled,
-            self._named_modules,
+            count=self._count,
+            counts_itself=counts_itself,
+            compute_at_once=self._fast_computation(),
+            loss_source=self._loss_source,
+            compiled=self._compiled,
+            named_modules=self._named_modules,
         )
 
     def _apply_run_options(self, options: RunOptions) -> None:
@@ -218,9 +222,9 @@ class BrainInternals:
         if not self._run_options.compile:
             return
         names = ["compute_forward", "compute_objectives"]
-        if self._trainable.overrides("fit_batch"):
+        if self._trainable.custom.trains:
             names.append("fit_batch")
-        if not self._trainable.gives_predictions:
+        if self._trainable.custom.evaluates:
             names.append("evaluate_batch")
         for name in names:
             vars(self)[name] = self._compiled(getattr(type(self), name).__get__(self))

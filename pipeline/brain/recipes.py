@@ -58,7 +58,7 @@ class RecipeMethods(BrainInternals):
         if not self.optimizers_dict:
             return
         trainable = self._trainable
-        to_close = trainable.begin_step()
+        to_close = trainable.start_step()
         stepping = {id(optimizer) for optimizer in self.freeze_optimizers(self.optimizers_dict).values()}
         # None: a `fit_batch` of a subclass called this after a backward.
         candidates = trainable.schedulers if to_close is None else to_close
@@ -66,7 +66,7 @@ class RecipeMethods(BrainInternals):
         skips = self._run_options.skip_nonfinite_grads and not self.scaler.is_enabled()
         if skips and overridden(self, RecipeMethods, "check_gradients"):
             self.check_gradients()
-        self.optimizer_step += trainable.step(active, by_hand=to_close is None)
+        self.optimizer_step += trainable.step(active, after_custom_backward=to_close is None)
 
     def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
         """Return the optimizers that step now, by name. The gradients of the others wait."""

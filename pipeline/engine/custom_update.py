@@ -44,17 +44,6 @@ def custom_update(trainable: Trainable, update: Update, name: str) -> Callable[[
     return train_on
 
 
-def averaged_by_brain(trainable: Trainable, update: Update) -> Callable[[Any], None]:
-    """Return a function that trains on a batch, and then has the Brain average the loss itself."""
-
-    def train_on(batch: Any) -> None:
-        loss = update(batch)
-        if loss is not None:
-            trainable.average(loss)
-
-    return train_on
-
-
 class UpdateCounter:
     """Counts the losses and updates of batches that did not go through ``Trainable.fit_batch``.
 
@@ -84,7 +73,7 @@ class UpdateCounter:
         # Unless the code has counted its update itself. Where nothing goes through the schedulers, each batch counts
         # as one update, or each window of a fit_batch.
         if trainable.counters["update"] == record.updates_before:
-            window = trainable.options.grad_accumulation_factor if trainable.overrides("fit_batch") else 1
+            window = trainable.options.grad_accumulation_factor if trainable.custom.trains else 1
             ends_window = in_round % window == 0
             trainable.counters["update"] += was_updated if self._uses_schedulers else ends_window
         if in_round % MOST == 0:

@@ -66,7 +66,7 @@ def evaluate(
     if metrics or observe:
         _require_predictions(brain)
     loss = Mean()
-    average = 0.0
+    custom_average = trainable.custom_average()
     part_of = _part_of(brain, to_write, has_metrics=bool(metrics))
     has_batches = False
     has_samples = False
@@ -102,8 +102,8 @@ def evaluate(
             if losses:
                 reported = trainable.numbers.reported_loss(losses)
                 loss.add_mean(reported, samples)
-                if trainable.averages:
-                    average = brain.update_average(reported, average)
+                if custom_average:
+                    custom_average.add(reported)
             if metrics or observe:
                 judges.judge(*part_of(predictions, batch, needed=needs_targets))
         ranks = world.all_gather((has_batches, has_samples, bool(loss.sums)))
@@ -115,8 +115,8 @@ def evaluate(
         )
         loss_by_name = {"loss": loss} if reports_loss else {}
         numbers = computed({**loss_by_name, **metrics}, world)
-        if reports_loss and trainable.averages:
-            numbers["loss"] = math.fsum(world.all_gather(average)) / world.size
+        if reports_loss and custom_average:
+            numbers["loss"] = math.fsum(world.all_gather(custom_average.mean())) / world.size
         brain.on_stage_end(stage, numbers.get("loss", math.nan), epoch)
         trainable.numbers.gather(0, world)
         return trainable.numbers.with_logged(numbers, trainable.where)
@@ -233,7 +233,7 @@ def _require_predictions(brain: Computation) -> None:
     Raises:
         DataError: its class overrides ``evaluate_batch``.
     """
-    if not trainable_of(brain).gives_predictions:
+    if trainable_of(brain).custom.evaluates:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
 

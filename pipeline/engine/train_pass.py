@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import CursorState, EntryState, PassState
 from pipeline.distributed.world import current_world
-from pipeline.engine.custom_update import UpdateCounter, averaged_by_brain, custom_update
+from pipeline.engine.custom_update import UpdateCounter, custom_update
 from pipeline.engine.pass_metrics import PassMetrics
 from pipeline.engine.pass_owner import BatchTrainer, PassOwner
 from pipeline.engine.pass_round import PassRound
@@ -90,6 +90,8 @@ class TrainPass:
         self._round = PassRound((), -1, engine.generators, self.trainable, phase)
         # After how many batches of a round every window closes; 0 if that is unknown.
         self._planned = 0
+        # Whether gradients may be left at the end of the pass that belong to no window.
+        self._may_leave_gradients = self.trainable.custom.trains or self.trainable.custom.clears_gradients
         self._update_counter = UpdateCounter(self.trainable)
         self._updater_count = PassCount(0)
         # Whether ``run`` consumes the batches, and whether it trains with other code than the Brain's own ``fit_batch``.
@@ -105,8 +107,7 @@ class TrainPass:
         Args:
             update: trains on one batch: ``Trainable.fit_batch``, or what ``custom`` returns.
         """
-        if self.trainable.averages:
-            update = averaged_by_brain(self.trainable, update)
+        update = self.trainable.around(update)
         self._is_run = True
         for batch in self.batches():
             update(batch)
@@ -338,7 +339,7 @@ class TrainPass:
         self._printed_samples = self.engine.counters["samples"]
         trainable.begin_pass(keeps_outputs=self.after_batch is not None)
         strategy = trainable.strategy
-        if strategy is not None and trainable.overrides("fit_batch"):
+        if strategy is not None and trainable.custom.trains:
             strategy.average_each_backward(trainable.schedulers, trainable.record.count_samples, self.resources)
         self._metrics.reset()
         if self.state:
@@ -349,7 +350,7 @@ class TrainPass:
         self.updater.begin_pass(epoch, self._updater_count, trainable.numbers.logged)
         brain.on_stage_start(Stage.TRAIN, epoch)
         trainable.log_modes()
-        if trainable.forgets and not self.state:
+        if self._may_leave_gradients and not self.state:
             brain.zero_grad()
         if hasattr(brain.train_sampler, "set_epoch"):
             brain.train_sampler.set_epoch(epoch)
@@ -371,10 +372,10 @@ class TrainPass:
         trainable.end_pass()
         self.resources.close()
         trainable.record.close()
-        if trainable.forgets:
+        if self._may_leave_gradients:
             brain.zero_grad(set_to_none=True)
         numbers = trainable.numbers
-        loss = brain.avg_train_loss if trainable.averages else numbers.loss.mean()
+        loss = trainable.mean_loss()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
         # Take what it has logged.
         trainable.gather()

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +37,37 @@ class Stage(Enum):
 # A constant, because each look-up of a member of an enum is a call.
 TRAIN = Stage.TRAIN
 
-# The methods that ``fit_batch`` and the end of a window call only if a subclass overrides them.
-_STEPPING_METHODS = (
-    "optimizers_step",
-    "freeze_optimizers",
-    "check_loss_isfinite",
-    "check_gradients",
-)
+
+class CustomCode(NamedTuple):
+    """Which parts of the training the class of the user does with code of its own.
+
+    Attributes:
+        trains: whether it trains on a batch.
+        evaluates: whether it evaluates a batch. Then there are no predictions.
+        clears_gradients: whether it clears the gradients.
+        has_batch_hooks: whether it is called before and after each training batch.
+        stepping_method: the name of the first method with which it trains or steps its optimizers;
+            empty if there is none.
+    """
+
+    trains: bool = False
+    evaluates: bool = False
+    clears_gradients: bool = False
+    has_batch_hooks: bool = False
+    stepping_method: str = ""
+
+
+NO_CUSTOM_CODE = CustomCode()
+
+
+class LossAverage(Protocol):
+    """The mean loss of an evaluation, as the class of the user computes it."""
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss of a batch."""
+
+    def mean(self) -> float:
+        """Return the mean of this rank."""
 
 
 class ComputeOptions(Options, Protocol):
@@ -73,8 +97,10 @@ class Computation(Protocol):
     device: torch.device
     scaler: GradScaler
     train_sampler: Any
-    avg_train_loss: float
-    _trainable: Trainable
+
+    @property
+    def _trainable(self) -> Trainable:
+        """How the engine trains and evaluates it."""
 
     def bind(
         self,
@@ -117,15 +143,6 @@ class Computation(Protocol):
 
     def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
         """Run the code of a subclass after a training batch."""
-
-    def check_loss_isfinite(self, loss: Tensor) -> None:
-        """Run the check of a subclass on a loss."""
-
-    def optimizers_step(self) -> None:
-        """Close the windows that ``Trainable.begin_step`` returns; a subclass may do it itself."""
-
-    def update_average(self, loss: Tensor, avg_loss: float) -> float:
-        """Return the mean loss of the pass, as a subclass updates it with the loss of a batch."""
 
 
 class StepRecord:
@@ -296,7 +313,6 @@ class Trainable:
 
     Args:
         brain: computes predictions and losses.
-        overridden: the methods of Brain that its class overrides.
         count: counts the samples of a batch if neither a method nor the config does.
         counts_itself: the method ``count_samples`` of a subclass, with its name for messages; None
             if the subclass does not define it.
@@ -305,6 +321,7 @@ class Trainable:
         loss_source: returns the name of the function that returns the losses, for messages.
         compiled: makes a function in which calls of the modules are compiled, if the options say so.
         named_modules: returns the modules by the names that ``freeze`` has for them.
+        custom: which parts of the training the class of the Brain does with code of its own.
 
     Attributes:
         options: the run options.
@@ -316,22 +333,20 @@ class Trainable:
         numbers: the numbers of the pass.
         phase: the name of the phase, for messages.
         in_run: whether it is part of a run of a config.
-        averages: whether the Brain averages the loss itself.
-        forgets: whether gradients may be left at the end of a pass that belong to no window.
-        gives_predictions: whether an evaluated batch has predictions.
+        custom: which parts of the training the class of the Brain does with code of its own.
         keeps_outputs: whether a plugin or a metric needs the outputs of each training batch.
     """
 
     def __init__(
         self,
         brain: Computation,
-        overridden: Collection[str],
         count: Callable[[Any], int],
         counts_itself: tuple[Callable[[Any], Any], str] | None,
         compute_at_once: Callable[[Any], tuple[Any, Any]] | None,
         loss_source: Callable[[], str],
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
         named_modules: Callable[[], dict[str, nn.Module]],
+        custom: CustomCode = NO_CUSTOM_CODE,
     ) -> None:
         self.brain = brain
         self.options: ComputeOptions
@@ -341,17 +356,11 @@ class Trainable:
         self.phase = ""
         self.in_run = False
         self.keeps_outputs = False
-        self.averages = "update_average" in overridden
-        self.forgets = not {"fit_batch", "zero_grad"}.isdisjoint(overridden)
-        self.gives_predictions = "evaluate_batch" not in overridden
+        self.custom = custom
         self.compiled = compiled
         self._compute_at_once = compute_at_once
         self._loss_source = loss_source
         self._named_modules = named_modules
-        self._overridden_steps = [name for name in ("fit_batch", *_STEPPING_METHODS) if name in overridden]
-        self._steps_as_overridden = not set(_STEPPING_METHODS).isdisjoint(overridden)
-        batch_hooks = {"on_fit_batch_start", "on_fit_batch_end"}
-        self._calls_batch_hooks = not batch_hooks.isdisjoint(overridden)
         self._sample_counter = SampleCounter(count, counts_itself)
         self._modes = ModuleModes()
         self.record = StepRecord(self.samples_of)
@@ -360,12 +369,6 @@ class Trainable:
         self._train_autocast: torch.autocast | None = None
         self._eval_autocast: torch.autocast | None = None
         self._batches_trained = 0
-        # The windows that ``optimizers_step`` closes. None if a ``fit_batch`` of the user calls it,
-        # after a backward of its own.
-        self._windows_to_close: list[WindowedOptimizer] | None = None
-        # Whether the running ``optimizers_step`` of a subclass steps the optimizers itself, without
-        # the method of Brain.
-        self._subclass_steps = False
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -470,8 +473,8 @@ class Trainable:
             strategy.forgo_ddp(f"{kind} has not one optimizer that trains all of it at each step")
         elif any(getattr(module, "sparse", False) for module in self.modules.modules()):
             strategy.forgo_ddp("embeddings have sparse gradients")
-        elif self._overridden_steps:
-            strategy.forgo_ddp(f"{kind} has its own {self._overridden_steps[0]}")
+        elif self.custom.stepping_method:
+            strategy.forgo_ddp(f"{kind} has its own {self.custom.stepping_method}")
         for scheduler in self.schedulers:
             scheduler.bind(self.record, strategy=strategy)
 
@@ -494,7 +497,6 @@ class Trainable:
         self.keeps_outputs = self.keeps_outputs or keeps_outputs
         self.record.open()
         self.numbers = PassNumbers(self.record.count_samples, self.counters["iteration"])
-        self._windows_to_close = None
         if self.strategy:
             self.strategy.begin_pass()
         for scheduler in self.schedulers:
@@ -585,7 +587,7 @@ class Trainable:
         last = record.last
         if not samples:
             return self._fit_without_samples(last=last)
-        hooked = self._calls_batch_hooks
+        hooked = self.custom.has_batch_hooks
         if hooked:
             should_step = last or any(scheduler.is_about_to_close() for scheduler in schedulers)
             brain.on_fit_batch_start(batch, should_step)
@@ -611,8 +613,7 @@ class Trainable:
         # A scalar tensor is the usual case, and checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, self._loss_source()) if plain is None else {"loss": plain}
-        step = self._step_as_overridden if self._steps_as_overridden else backward_and_step
-        finite, updated = step(losses, schedulers, self.counters["epoch"], samples, last=last)
+        finite, updated = self._backward_and_step(losses, schedulers, self.counters["epoch"], samples, last=last)
         self.counters["samples"] += samples
         self.counters["update"] += updated
         loss = self.numbers.reported_loss(losses) if plain is None else losses["loss"].detach()
@@ -643,8 +644,7 @@ class Trainable:
             closes = last or first.is_about_to_close()
             has_more = self.record.has_more
             _, losses = self.strategy.outputs(None, first.loss_name, 0, closes=closes, has_more=has_more)
-        step = self._step_as_overridden if self._steps_as_overridden else backward_and_step
-        finite, updated = step(losses, self.schedulers, self.counters["epoch"], 0, last=last)
+        finite, updated = self._backward_and_step(losses, self.schedulers, self.counters["epoch"], 0, last=last)
         self.counters["update"] += updated
         loss = torch.zeros((), device=self.device)
         self.numbers.loss.add(loss, 0)
@@ -666,14 +666,6 @@ class Trainable:
                 return self.compute(batch)
         predictions = self.brain.compute_forward(batch, TRAIN)
         return predictions, self.brain.compute_objectives(predictions, batch, TRAIN)
-
-    def overrides(self, method: str) -> bool:
-        """Return whether the class of the Brain overrides a method.
-
-        Args:
-            method: ``fit_batch``, or another method with which a Brain steps its optimizers.
-        """
-        return method in self._overridden_steps
 
     # A batch that an update of the user trains on.
 
@@ -720,30 +712,10 @@ class Trainable:
         if self.strategy is not None:
             self.strategy.add_samples(samples)
 
-    def average(self, loss: Tensor) -> None:
-        """Have the Brain average a loss, unless the batch has no samples."""
-        if self.record.samples != 0:
-            numbers = self.numbers
-            numbers.replace(average=self.brain.update_average(loss, numbers.average or 0.0))
+    # What a subclass may do in another way.
 
-    # The end of a window, through the methods that SpeechBrain has for it.
-
-    def _step_as_overridden(
-        self,
-        losses: Losses,
-        schedulers: Sequence[WindowedOptimizer],
-        epoch: int,
-        samples: int,
-        *,
-        last: bool = False,
-    ) -> tuple[bool, bool]:
-        """Do what ``backward_and_step`` does, through the methods that a subclass overrides."""
-        if "check_loss_isfinite" in self._overridden_steps:
-            for loss in losses.values():
-                self.brain.check_loss_isfinite(loss)
-        finite, _ = backward_and_step(losses, schedulers, epoch, samples, steps=False)
-        closing = [scheduler for scheduler in schedulers if last or scheduler.is_full()]
-        return finite, self._close_through_brain(closing)
+    # One backward for each loss, then a step of each optimizer whose window is full.
+    _backward_and_step: ClassVar[Callable[..., tuple[bool, bool]]] = staticmethod(backward_and_step)
 
     def _close_windows(self) -> bool:
         """Close the windows that are open at the end of a pass.
@@ -751,58 +723,19 @@ class Trainable:
         Returns:
             Whether there was an update that is not counted yet.
         """
-        if self._steps_as_overridden:
-            still_open = [scheduler for scheduler in self.schedulers if scheduler.window.batches]
-            return self._close_through_brain(still_open)
         return close_windows(self.schedulers, self.counters["epoch"])
 
-    def _close_through_brain(self, closing: list[WindowedOptimizer]) -> bool:
-        """Call ``optimizers_step`` of the Brain to close windows.
+    def around(self, update: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function for the loop that trains on a batch with an update."""
+        return update
 
-        Returns:
-            Whether there was an update that ``optimizers_step`` has not counted.
-        """
-        if not closing:
-            self._subclass_steps = False
-            self._windows_to_close = None
-            return False
-        self._windows_to_close = closing
-        # The method of Brain sets this to False in `begin_step`.
-        self._subclass_steps = "optimizers_step" in self._overridden_steps
-        if self._subclass_steps:
-            for scheduler in closing:
-                scheduler.average()
-        self.brain.optimizers_step()
-        self._windows_to_close = None
-        for scheduler in closing:
-            scheduler.leave_window(stepped=self._subclass_steps)
-        return self._subclass_steps
+    def mean_loss(self) -> float:
+        """Return the mean loss of the pass; nan if no loss was computed."""
+        return self.numbers.loss.mean()
 
-    def begin_step(self) -> list[WindowedOptimizer] | None:
-        """Start the ``optimizers_step`` of the class Brain.
-
-        Returns:
-            The schedulers whose windows it closes; None if a ``fit_batch`` of the user calls it.
-        """
-        self._subclass_steps = False
-        return self._windows_to_close
-
-    def step(self, schedulers: Sequence[WindowedOptimizer], *, by_hand: bool) -> bool:
-        """Close windows.
-
-        Args:
-            schedulers: the schedulers whose windows are closed.
-            by_hand: whether code of the user has called ``backward`` for them.
-
-        Returns:
-            Whether a scheduler has acted.
-        """
-        if by_hand:
-            is_averaged = self.strategy is not None and self.strategy.average is not None
-            for scheduler in schedulers:
-                scheduler.open_by_hand(averaged=is_averaged)
-        with without_autocast(self.device) if autocast_enabled(self.device) else nullcontext():
-            return close_windows(schedulers, self.counters["epoch"])
+    def custom_average(self) -> LossAverage | None:
+        """Return the mean loss of an evaluation as the class of the user computes it; None if it does not."""
+        return None
 
     # Samples.
 
@@ -848,17 +781,7 @@ class Trainable:
             self.numbers = numbers_of_pass
 
     def predictions_and_losses(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
-        """Return the predictions and losses of one batch.
-
-        If a subclass overrides ``evaluate_batch``, there are no predictions, and the only loss is
-        the one that it returns.
-        """
-        if not self.gives_predictions:
-            # Not self._eval_autocast: evaluate_batch may call super(), which enters that context,
-            # and it cannot be entered twice.
-            with autocast(self.options.eval_precision, self.device) or nullcontext():
-                returned = self.brain.evaluate_batch(batch, stage)
-            return None, losses_by_name(returned, f"{self.where}evaluate_batch")
+        """Return the predictions and losses of one batch."""
         predictions = self.predictions(batch, stage)
         return predictions, self.losses(predictions, batch, stage)
 

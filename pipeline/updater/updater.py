@@ -181,7 +181,7 @@ class Updater(UpdaterBase):
 
     def is_plain(self, brain: Computation) -> bool:
         """Return whether an update is what ``Trainable.fit_batch`` of this Brain does, and nothing else."""
-        own = trainable_of(brain).overrides("fit_batch") or "fit_batch" in vars(brain)
+        own = trainable_of(brain).custom.trains or "fit_batch" in vars(brain)
         return type(self) is Updater and self.brain is brain and not own
 
     def update(self, batch: Any) -> Tensor:
