@@ -9,11 +9,15 @@ from weakref import ref
 
 
 def own_method(owner: Any, name: str) -> Callable[..., Any]:
-    """Return a method of an object for one of its attributes, without a reference to the object.
+    """Return a bound method of an object that the object can keep in one of its attributes.
 
-    An object that keeps one of its own bound methods is part of a reference cycle. Only the garbage
+    An object that keeps its bound method directly is part of a reference cycle. Only the garbage
     collector frees such an object, and the data workers that it has started run until then.
-    What is not a method of this object is returned as it is.
+
+    Args:
+        owner: the object.
+        name: the name of the method. An attribute that is not a method of this object is returned
+            as it is.
     """
     method = getattr(owner, name)
     if isinstance(method, MethodType) and method.__self__ is owner:
@@ -24,7 +28,7 @@ def own_method(owner: Any, name: str) -> Callable[..., Any]:
 class WeaklyBound:
     """A bound method that does not keep its object alive.
 
-    Unlike ``weakref.WeakMethod`` it keeps the function, which only this method may refer to.
+    Unlike ``weakref.WeakMethod`` it keeps the function, since nothing else may refer to it.
 
     Args:
         method: the bound method. The object that it belongs to must outlive the calls.
@@ -36,7 +40,7 @@ class WeaklyBound:
 
     @property
     def __wrapped__(self) -> MethodType:
-        """The bound method, of which ``inspect`` shows the signature.
+        """The bound method. ``inspect`` shows its signature.
 
         Raises:
             ReferenceError: its object no longer exists.
@@ -52,5 +56,5 @@ class WeaklyBound:
         return self.__wrapped__(*args, **keywords)
 
     def __reduce__(self) -> Any:
-        """Make the copy of an object refer to the methods of the copy."""
+        """Have the copy of an object refer to the methods of the copy."""
         return WeaklyBound, (self.__wrapped__,)
