@@ -1,4 +1,4 @@
-"""Saves checkpoints while training continues."""
+"""Checkpoints: saves checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ from pipeline.signals import SHUTDOWN, ExitError
 
 
 class SaveSession(Protocol):
-    """Answers the requests for checkpoints of a Brain that trains alone."""
+    """Answers the requests for checkpoints of a Brain that trains without a config."""
 
     @property
     def requests(self) -> Collection[object] | None:
         """The requests since the last save; None if they are answered at once."""
 
     def saving(self, *, end_of_epoch: bool) -> AbstractContextManager[None]:
-        """Return a block in which a checkpoint is captured and saved; ``end_of_epoch``: no epoch is running."""
+        """Return a context manager in which a checkpoint is captured and saved.
+
+        Args:
+            end_of_epoch: whether no epoch is running.
+        """
 
     def save(self, models: Models, train_state: Mapping[str, int], metrics: Mapping[str, Any], *rest: Any) -> Path:
-        """Write a checkpoint, as ``CheckpointStore.save`` does, and answer the requests with it."""
+        """Write a checkpoint as ``CheckpointStore.save`` does, and answer the requests with it."""
 
     def end_fit(self) -> None:
         """Answer requests at once from now on."""
@@ -44,11 +48,12 @@ class Checkpoints:
     """Saves checkpoints while training continues, and notifies the plugins once they are on disk.
 
     Args:
-        store: writes them; asynchronously or not. None if nothing is saved.
-        context: the run's, for its plugins.
-        best: which of them are the best; None: nothing asks for it.
+        store: writes the checkpoints, asynchronously or not. None if nothing is saved.
+        context: the context of the run, for its plugins.
+        best: tracks which checkpoints are the best; None without ``keep_best``.
         on_error: with ``warn``, training continues if a save fails, and the next save tries again.
-        session: of a Brain that trains alone; it writes the checkpoints, with what calls have requested. None in a run.
+        session: the session of a Brain that trains without a config; it writes the checkpoints, with
+            what calls have requested. None in a run.
     """
 
     def __init__(
@@ -59,9 +64,14 @@ class Checkpoints:
         on_error: str,
         session: SaveSession | None = None,
     ) -> None:
-        self.store, self.context, self.best, self.on_error = store, context, best, on_error
+        self.store = store
+        self.context = context
+        self.best = best
+        self.on_error = on_error
         self._session = session
+        # The error of the last save; only with `warn`.
         self._error: StorageError | None = None
+        # Whether the plugins are still to be notified that the last checkpoint is on disk.
         self._pending = False
 
     def save(
@@ -72,18 +82,20 @@ class Checkpoints:
         /,
         *,
         end_of_epoch: bool = True,
-        **own: Any,
+        **more: Any,
     ) -> None:
         """Save a checkpoint of this moment.
 
         Args:
-            counters: ``iteration`` names it.
+            counters: the counters of the training; ``iteration`` names the checkpoint.
             metrics: the newest numbers.
             iterations: phase -> name -> the iteration that a number is of.
             end_of_epoch: whether no epoch is running.
-            own: the state of the training itself: as ``more`` of ``TrainingState.capture``, over what the context says.
+            more: the state of the training itself, as ``more`` of ``TrainingState.capture``. It
+                takes precedence over ``stopped`` and ``requested`` of the context.
         """
-        store, session = self.store, self._session
+        store = self.store
+        session = self._session
         if store is None:
             return
         self.wait_for_save()
@@ -92,12 +104,13 @@ class Checkpoints:
             if trainable.strategy:
                 broadcast_tensors(trainable.modules.buffers(), trainable.strategy.world)
                 require_equal_weights({name: trainable.modules}, trainable.strategy.world)
-        steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
+        of_context = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
         with session.saving(end_of_epoch=end_of_epoch) if session else nullcontext():
             with gradients_of_training():
-                training = store.capture(models, **{**steering, **own}).to_tree()
+                training = store.capture(models, **{**of_context, **more}).to_tree()
             if self.best:
-                # The best once this one is saved; if the save fails, nothing is removed either.
+                # Protect the ones that are the best once this checkpoint is saved. If the save fails,
+                # nothing is removed either.
                 best = self.best.kept_with(counters["iteration"])
                 store.protect(store.path_of(entry.iteration) for entry in best)
             self._pending = True
@@ -114,7 +127,7 @@ class Checkpoints:
         return self._session is not None and bool(self._session.requests)
 
     def end(self) -> None:
-        """Save what is requested from now on at once: training continues from the last checkpoint."""
+        """Have requests saved at once from now on, since training continues from the last checkpoint."""
         if self._session:
             self._session.end_fit()
 
@@ -128,15 +141,16 @@ class Checkpoints:
         self._pending = False
 
     def notify_saved(self) -> None:
-        """Notify the plugins of what came to disk since the last time, without waiting."""
+        """Notify the plugins of the checkpoints that have come to disk since the last call, without waiting."""
         if not self._pending or self.store is None:
             return
         paths: list[Path] = []
         with self._errors():
             paths = self.store.poll()
-        # Outside of the block: a plugin's StorageError is not the save's.
+        # Outside of the block above, because a StorageError of a plugin is not one of the save.
         for path in paths:
-            self._error, self._pending = None, False
+            self._error = None
+            self._pending = False
             if self.best:
                 self.best.mark_saved(layout.step_of(path) or 0)
             self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
@@ -145,18 +159,18 @@ class Checkpoints:
         """Wait until the last checkpoint is on disk.
 
         Raises:
-            StorageError: it could not be saved: no later save comes that could succeed.
+            StorageError: it could not be saved, and no later save follows that could succeed.
         """
         self.wait_for_save()
         if self._error:
             raise self._error
 
     def end_run(self) -> NoReturn:
-        """End the run, as was requested, once the last checkpoint is on disk.
+        """End the run as requested, once the last checkpoint is on disk.
 
         Raises:
-            StoppedError, KeyboardInterrupt: a signal has requested it.
-            ExitError: ``is_exit`` has.
+            StoppedError, KeyboardInterrupt: a signal has requested the end.
+            ExitError: ``is_exit`` has requested it.
         """
         self.finish()
         SHUTDOWN.raise_if_requested()
@@ -164,7 +178,7 @@ class Checkpoints:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise a StorageError, or with ``warn`` remember it."""
+        """Raise a StorageError of the block; with ``warn``, log and remember it instead."""
         try:
             yield
         except StorageError as error:
