@@ -1,4 +1,7 @@
-"""What a batch was in which a run has failed, and where the config names the model, the loss and the data that met in it."""
+"""Describes the batch in which a run has failed.
+
+The report also says where the config names the model, the loss and the data that met in the batch.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,23 @@ from pipeline.run.session import RunnerSession
 from pipeline.user_code import class_path
 from pipeline.user_code.plugin_calls import failing_plugin
 
-# Where Python and the packages are.
+# The folders of Python and of the installed packages.
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
-# So many tensors are described of a batch, and of a function.
-_MOST = 12
+# How many tensors of a batch, and of a function, are described.
+_MAX_TENSORS = 12
 
 
 class Batch(NamedTuple):
-    """A batch that was in work.
+    """The batch that was active when an error was raised.
 
     Attributes:
         value: the batch.
-        number: which of its pass, from 1; 0 where nobody has counted.
+        number: the number of the batch in its pass, from 1; 0 if it is not known.
         kind: ``training`` or ``evaluation``.
-        phase: its name; ``""`` in an Experiment.
-        predictions: for which its loss was to be computed, if the Brain knows them; else a frame does.
+        phase: the name of its phase; ``""`` in an Experiment.
+        predictions: the predictions for its loss, if the Brain has noted them. Otherwise a frame of
+            the traceback may have them.
     """
 
     value: Any
@@ -52,39 +56,53 @@ class Batch(NamedTuple):
 
 
 def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
-    """The lines for the log; none where no batch was in work, or the error is not about one.
+    """Return lines for the log that describe the batch in which a run has failed.
+
+    There are none if no batch was active, or if the error is not about one.
 
     Args:
         error: what was raised.
-        runner: the one that has failed.
+        runner: the runner that has failed.
     """
-    is_ours = isinstance(error, PipelineError) and not isinstance(error, DataError)
-    if is_ours or failing_plugin(runner.manager, error):
+    is_about_batch = isinstance(error, DataError) or not isinstance(error, PipelineError)
+    if not is_about_batch or failing_plugin(runner.manager, error):
         return []
-    frames = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
-    batch = _batch_in_work([frame for frame, _ in frames], error, runner.context)
+    frames_and_lines = list(walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in frames_and_lines]
+    batch = _active_batch(frames, error, runner.context)
     if batch is None:
         return []
-    phase = f" of phase '{batch.phase}'" if batch.phase else ""
-    tensors = _limited(chain(_parts_of(batch.value), _predictions([frame for frame, _ in frames], batch)))
     which = f"batch {batch.number}" if batch.number else "a batch"
-    lines = [f"{which} of the {batch.kind}{phase}:", *tensors]
-    own = [(frame, line) for frame, line in frames if _is_of_user(frame)]
-    if own and (local := _limited(part for name, value in own[-1][0].f_locals.items() for part in _parts(name, value))):
-        code, line = own[-1][0].f_code, own[-1][1]
-        lines.append(f"in {code.co_name} ({Path(code.co_filename).name}:{line}): {', '.join(local)}")
-    lines += _config_lines(runner, batch)
-    return [lines[0], *(f"  {line}" for line in lines[1:])]
+    phase = f" of phase '{batch.phase}'" if batch.phase else ""
+    details = _limited(chain(_parts_of(batch.value), _predictions(frames, batch)))
+    user_frames = [(frame, line) for frame, line in frames_and_lines if _is_of_user(frame)]
+    if user_frames:
+        details += _describe_variables(*user_frames[-1])
+    details += _config_lines(runner, batch)
+    return [f"{which} of the {batch.kind}{phase}:", *(f"  {line}" for line in details)]
 
 
-def _batch_in_work(frames: list[FrameType], error: Exception, context: Context) -> Batch | None:
-    """The batch that was in work when an error was raised: the innermost that the frames know, else that of a loop of one's own."""
+def _describe_variables(frame: FrameType, line: int) -> list[str]:
+    """Return a line about the tensors in the local variables of a function; none if it has no tensors."""
+    tensors = _limited(part for name, value in frame.f_locals.items() for part in _parts(name, value))
+    if not tensors:
+        return []
+    code = frame.f_code
+    return [f"in {code.co_name} ({Path(code.co_filename).name}:{line}): {', '.join(tensors)}"]
+
+
+def _active_batch(frames: list[FrameType], error: Exception, context: Context) -> Batch | None:
+    """Return the batch that was active when an error was raised.
+
+    It is the batch of the innermost frame that has one. If no frame has one, it is the active batch
+    of a custom loop.
+    """
     phases = [note.removeprefix("phase.") for note in getattr(error, "__notes__", ()) if note.startswith("phase.")]
     for frame in reversed(frames):
         local = frame.f_locals
         owner = local.get("self")
         if frame.f_code is evaluate.__code__ and "batch" in local:
-            return Batch(local["batch"], 0, "evaluation", (phases or [""])[0])
+            return Batch(local["batch"], 0, "evaluation", phases[0] if phases else "")
         if isinstance(owner, TrainPass):
             return _of_pass(owner)
         if frame.f_code.co_name == "train_batch" and isinstance(owner, BatchReader):
@@ -104,16 +122,16 @@ def _of_pass(training: TrainPass) -> Batch | None:
 
 
 def _is_of_user(frame: FrameType) -> bool:
-    """Whether a frame is in code that is neither ours nor installed."""
+    """Return whether a frame is in code of the user: in a workspace, or in neither this package nor an installed one."""
     module = str(frame.f_globals.get("__name__", ""))
-    is_ours = module.partition(".")[0] in {"pipeline", "pipeline_plugins"}
-    return module.startswith(f"{workspaces.__name__}.") or not (
-        is_ours or frame.f_code.co_filename.startswith(_INSTALLED)
-    )
+    if module.startswith(f"{workspaces.__name__}."):
+        return True
+    is_of_package = module.partition(".")[0] in {"pipeline", "pipeline_plugins"}
+    return not (is_of_package or frame.f_code.co_filename.startswith(_INSTALLED))
 
 
 def _parts_of(batch: Any) -> Iterator[str]:
-    """The parts of a batch: inputs and target, where it has them."""
+    """Yield the descriptions of the parts of a batch: inputs and target, if it has them."""
     try:
         inputs, target = split(batch)
     except DataError:
@@ -124,7 +142,7 @@ def _parts_of(batch: Any) -> Iterator[str]:
 
 
 def _predictions(frames: list[FrameType], batch: Batch) -> Iterator[str]:
-    """Those for which a loss was to be computed."""
+    """Yield the descriptions of the predictions for which a loss was to be computed."""
     for frame in reversed(frames):
         code = frame.f_code
         if code.co_name == "compute_objectives" and code.co_argcount > 1:
@@ -134,7 +152,13 @@ def _predictions(frames: list[FrameType], batch: Batch) -> Iterator[str]:
 
 
 def _parts(name: str, value: Any, depth: int = 4) -> Iterator[str]:
-    """``name: int64 [32] of 0 to 1`` for each tensor in a value, so deep in lists, tuples and mappings."""
+    """Yield a description such as ``name: int64 [32] of 0 to 1`` for each tensor in a value.
+
+    Args:
+        name: the name of the value.
+        value: the value.
+        depth: how deep lists, tuples and mappings are searched.
+    """
     if isinstance(value, Tensor):
         yield f"{name}: {_describe(value)}"
     elif isinstance(value, Mapping) and depth:
@@ -143,46 +167,66 @@ def _parts(name: str, value: Any, depth: int = 4) -> Iterator[str]:
     elif isinstance(value, list | tuple) and depth:
         names = getattr(value, "_fields", None)
         for index, part in enumerate(value):
-            yield from _parts(f"{name}.{names[index]}" if names else f"{name}[{index}]", part, depth - 1)
+            place = f"{name}.{names[index]}" if names else f"{name}[{index}]"
+            yield from _parts(place, part, depth - 1)
 
 
 def _describe(tensor: Tensor) -> str:
+    """Return the type and shape of a tensor, and the range of whole numbers."""
     text = f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"
     if tensor.device.type != "cpu":
-        # A GPU that has refused an index computes nothing more.
+        # After a failed index on a GPU, the process cannot compute anything there any more.
         return f"{text} on {tensor.device}"
     is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     if is_whole and tensor.layout is torch.strided and tensor.numel():
         low, high = map(int, tensor.aminmax())
         if low < high:
             return f"{text} of {low} to {high}"
-        text += f", all {low}" if tensor.numel() > 1 else f" of {low}"
+        return f"{text}, all {low}" if tensor.numel() > 1 else f"{text} of {low}"
     return text
 
 
 def _limited(parts: Iterable[str]) -> list[str]:
-    """The first of them; a function may hold a list of a million tensors."""
-    first = list(islice(parts, _MOST + 1))
-    return first if len(first) <= _MOST else [*first[:_MOST], "and more"]
+    """Return the first descriptions. A function may have a list of a million tensors."""
+    first = list(islice(parts, _MAX_TENSORS + 1))
+    return first if len(first) <= _MAX_TENSORS else [*first[:_MAX_TENSORS], "and more"]
 
 
 def _config_lines(runner: RunnerSession, batch: Batch) -> Iterator[str]:
-    """Where the config says what has met in the batch."""
-    config, name = runner.config, runner.settings.name
-    phase = next((own for own in config.phases(runner.settings) if own.name == batch.phase), None)
-    addresses = {"runner": f"runner.{name}.runner_class_path"}
-    if phase:
-        model = f"phase.{phase.model_of or phase.name}.model"
-        addresses = {"model": model, "model_args": f"{model}_args", "loss": f"phase.{phase.name}.loss"}
-        addresses |= {"updater": f"phase.{phase.name}.updater", **addresses} if phase.updater else {}
-        trained = [phase.dataset_name]
-        datasets = (phase.valid_datasets or trained) if batch.kind == "evaluation" else trained
-        addresses |= {f"data{'' if len(datasets) == 1 else f' {own}'}": f"dataset.{own}" for own in datasets}
-    for what, address in addresses.items():
-        inside = f"{address}.class_path"
-        place = inside if config.tree.find(inside) else address
-        node = config.tree.find(place)
-        if node and node.origin is not DEFAULT and (value := node.plain()):
-            text = class_path.describe(value) if callable(value) else value
-            shown = "" if isinstance(text, dict) else f": {short(Path(text))}"
-            yield f"{what}: {node.origin}: {place}{shown}"
+    """Yield where the config names what has met in the batch."""
+    tree = runner.config.tree
+    for label, address in _addresses(runner, batch).items():
+        class_address = f"{address}.class_path"
+        place = class_address if tree.find(class_address) else address
+        node = tree.find(place)
+        if node is None or node.origin is DEFAULT:
+            continue
+        value = node.plain()
+        if not value:
+            continue
+        text = class_path.describe(value) if callable(value) else value
+        shown = "" if isinstance(text, dict) else f": {short(Path(text))}"
+        yield f"{label}: {node.origin}: {place}{shown}"
+
+
+def _addresses(runner: RunnerSession, batch: Batch) -> dict[str, str]:
+    """Return what has met in the batch: label -> address in the config."""
+    phases = [phase for phase in runner.config.phases(runner.settings) if phase.name == batch.phase]
+    if not phases:
+        return {"runner": f"runner.{runner.settings.name}.runner_class_path"}
+    phase = phases[0]
+    model = f"phase.{phase.model_of or phase.name}.model"
+    addresses = {
+        "model": model,
+        "model_args": f"{model}_args",
+        "loss": f"phase.{phase.name}.loss",
+    }
+    if phase.updater:
+        addresses["updater"] = f"phase.{phase.name}.updater"
+    datasets = [phase.dataset_name]
+    if batch.kind == "evaluation" and phase.valid_datasets:
+        datasets = list(phase.valid_datasets)
+    for dataset in datasets:
+        label = "data" if len(datasets) == 1 else f"data {dataset}"
+        addresses[label] = f"dataset.{dataset}"
+    return addresses
