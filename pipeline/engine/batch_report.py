@@ -83,7 +83,10 @@ def describe_batch(error: Exception, runner: RunnerSession) -> list[str]:
 
 
 def _describe_variables(frame: FrameType, line: int) -> list[str]:
-    """Return a line about the tensors in the local variables of a function; none if it has no tensors."""
+    """Return a line about the tensors in the local variables of a function.
+
+    Without such tensors the list is empty.
+    """
     tensors = _limited(part for name, value in frame.f_locals.items() for part in _parts(name, value))
     if not tensors:
         return []
@@ -122,7 +125,10 @@ def _of_pass(training: TrainPass) -> Batch | None:
 
 
 def _is_of_user(frame: FrameType) -> bool:
-    """Return whether a frame is in code of the user: in a workspace, or in neither this package nor an installed one."""
+    """Return whether a frame is in code of the user.
+
+    Such code is in a workspace, or neither in this package nor in an installed one.
+    """
     module = str(frame.f_globals.get("__name__", ""))
     if module.startswith(f"{workspaces.__name__}."):
         return True

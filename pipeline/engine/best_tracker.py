@@ -1,4 +1,4 @@
-"""BestTracker: in which iteration a number was best, and which checkpoints have the best numbers."""
+"""Tracks in which iteration a number was best, and which checkpoints are the best."""
 
 from __future__ import annotations
 

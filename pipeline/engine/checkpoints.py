@@ -52,8 +52,8 @@ class Checkpoints:
         context: the context of the run, for its plugins.
         best: tracks which checkpoints are the best; None without ``keep_best``.
         on_error: with ``warn``, training continues if a save fails, and the next save tries again.
-        session: the session of a Brain that trains without a config; it writes the checkpoints, with
-            what calls have requested. None in a run.
+        session: the session of a Brain that trains without a config; it writes the checkpoints,
+            with what calls have requested. None in a run.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Checkpoints:
             with gradients_of_training():
                 training = store.capture(models, **{**of_context, **more}).to_tree()
             if self.best:
-                # Protect the ones that are the best once this checkpoint is saved. If the save fails,
-                # nothing is removed either.
+                # Protect the checkpoints that are the best once this one is saved. If the save
+                # fails, nothing is removed either.
                 best = self.best.kept_with(counters["iteration"])
                 store.protect(store.path_of(entry.iteration) for entry in best)
             self._pending = True
@@ -127,7 +127,10 @@ class Checkpoints:
         return self._session is not None and bool(self._session.requests)
 
     def end(self) -> None:
-        """Have requests saved at once from now on, since training continues from the last checkpoint."""
+        """Have requests answered at once from now on.
+
+        Training continues from the last checkpoint.
+        """
         if self._session:
             self._session.end_fit()
 
@@ -141,7 +144,10 @@ class Checkpoints:
         self._pending = False
 
     def notify_saved(self) -> None:
-        """Notify the plugins of the checkpoints that have come to disk since the last call, without waiting."""
+        """Notify the plugins of the checkpoints that have come to disk since the last call.
+
+        This does not wait for a save.
+        """
         if not self._pending or self.store is None:
             return
         paths: list[Path] = []

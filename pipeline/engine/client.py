@@ -57,7 +57,7 @@ class Client:
         stage: the runner stage.
 
     Attributes:
-        restores_generators: whether a validation leaves the random generators as they were before it.
+        restores_generators: whether a validation leaves the random generators as they were before.
         validates_in_order: whether validation data come in the order of the dataset, whatever their
             loader does.
         ends_saved: whether each end of an epoch is validated and saved, so that nothing is left to

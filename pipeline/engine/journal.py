@@ -19,7 +19,7 @@ Entry = EntryState | TrainPass
 
 
 class Journal:
-    """The calls of ``epochs``, ``batches`` and ``validate`` that the code of a stage has made, in order.
+    """The ``epochs``, ``batches`` and ``validate`` calls that the code of a stage has made, in order.
 
     Local variables and the program counter cannot be saved. On resume, the stage's function is
     called again from the top, and its earlier calls are replayed from the checkpoint until
@@ -61,7 +61,8 @@ class Journal:
         # The calls of the checkpoint that the code has not made again yet.
         self._remaining_outer = deque[Entry]()
         self._remaining_inner = deque[Entry]()
-        # The open passes of the body in which the checkpoint was saved, until a body continues them.
+        # The open passes of the body in which the checkpoint was saved, until another
+        # body continues them.
         self._passes_of_body: list[Entry] = []
         # The passes that were started in the body of a batch of another pass.
         self._nested: WeakSet[TrainPass] = WeakSet()

@@ -53,7 +53,8 @@ class PassNumbers:
     def mean_loss(self) -> float:
         """Return the mean loss so far; nan if there is none.
 
-        It is the mean that the Brain has computed, or else the mean of ``loss``. On a GPU this waits.
+        It is the mean that the Brain has computed, or else the mean of ``loss``. On a GPU this
+        waits.
         """
         return self.loss.mean() if self.average is None else self.average
 

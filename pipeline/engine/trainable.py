@@ -259,7 +259,7 @@ class StepRecord:
         return self.samples
 
     def add_losses(self, losses: Losses) -> None:
-        """Add losses that the batch was trained on to those of earlier calls for the same batch."""
+        """Add losses that the batch was trained on. Losses of earlier calls for the batch stay."""
         self.losses = {**(self.losses or {}), **losses}
 
     def renumber(self, step: int) -> None:
@@ -295,7 +295,7 @@ def trainable_of(brain: Computation) -> Trainable:
 
 
 def trainables(models: Any) -> Iterator[tuple[str, Trainable]]:
-    """Yield the name of the phase and the Trainable for each entry of ``context["model"]`` with a Brain."""
+    """Yield the phase and the Trainable of each entry of ``context["model"]`` that has a Brain."""
     if not isinstance(models, Mapping):
         return
     for phase, entry in models.items():
@@ -319,13 +319,15 @@ class Trainable:
         compute_at_once: returns the predictions and losses of a training batch, with fewer calls
             than the two methods of the Brain need; None if there is no such function.
         loss_source: returns the name of the function that returns the losses, for messages.
-        compiled: makes a function in which calls of the modules are compiled, if the options say so.
+        compiled: wraps a function so that its calls of the modules are compiled, if the options say
+            so.
         named_modules: returns the modules by the names that ``freeze`` has for them.
         custom: which parts of the training the class of the Brain does with code of its own.
 
     Attributes:
         options: the run options.
-        compiled: makes a function in which calls of the modules are compiled, if the options say so.
+        compiled: wraps a function so that its calls of the modules are compiled, if the options say
+            so.
         counters: ``context["train_state"]`` in a run.
         schedulers: the OptimSchedulers that the losses drive.
         strategy: how the ranks share the work on a batch; None if there is one process.
@@ -751,7 +753,7 @@ class Trainable:
         return counter.count(batch) or counter.check_countable(batch)
 
     def default_count(self, batch: Any) -> int:
-        """Return how many samples a batch has, without asking the ``count_samples`` of a subclass."""
+        """Return how many samples a batch has, as ``SampleCounter.default_count`` counts them."""
         return self._sample_counter.default_count(batch)
 
     # Evaluation.

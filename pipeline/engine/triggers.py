@@ -1,4 +1,4 @@
-"""When something is scheduled: after iterations, updates, epochs or seconds, or when a number gets better."""
+"""Triggers: after iterations, updates, epochs or seconds, or when a number gets better."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Schedule:
     Args:
         counters: the counters of the training, from which the intervals count.
         epochs: the limit of epochs; ``NEVER`` or more stands for no limit.
-        max_steps: the limit of iterations, likewise.
-        max_updates: the limit of updates, likewise.
+        max_steps: the limit of iterations; ``NEVER`` or more stands for no limit.
+        max_updates: the limit of updates; ``NEVER`` or more stands for no limit.
         time_limit: the limit of the time; None stands for no limit.
         intervals: the intervals of ``printing``, ``validating``, ``saving`` and ``exporting``. What
             is left out is never scheduled.
@@ -139,7 +139,9 @@ class Schedule:
 
 
 class Trigger:
-    """Says in a hook of a plugin when to do something: after an interval, or when a number has improved.
+    """Says in a hook of a plugin when to do something.
+
+    It fires after an interval, or when a number has improved.
 
     ``fires`` compares with its last call. So it does not matter which hook calls it, and it returns
     True once for what has happened since then. The plugin keeps the ``state_dict`` of the trigger
@@ -157,11 +159,12 @@ class Trigger:
     unbroken run. Intervals of seconds and minutes continue from the time that was counted.
 
     Args:
-        intervals: as a runner's ``save_interval``: ``100`` (iterations), ``"5 update"``, ``"2 epoch"``,
-            ``"10 minute"``, or a list of these; it fires after any of them. None stands for never.
-        improves: a number of ``context["metrics"]`` as ``keep_best`` names it, such as ``valid_loss``;
-            if multiple phases report it, ``phase.valid_loss``. The trigger fires as well when this
-            number is better than the best before; a number that is nan is not.
+        intervals: as a runner's ``save_interval``: ``100`` (iterations), ``"5 update"``,
+            ``"2 epoch"``, ``"10 minute"``, or a list of these; it fires after any of them. None
+            stands for never.
+        improves: a number of ``context["metrics"]`` as ``keep_best`` names it, such as
+            ``valid_loss``; if multiple phases report it, ``phase.valid_loss``. The trigger fires as
+            well when this number is better than the best before; a number that is nan is not.
         mode: ``min`` if lower numbers are better, ``max`` if higher ones are.
 
     Raises:
@@ -340,9 +343,9 @@ class Clock:
 
 
 class TimeLimit(Clock):
-    """A runner's ``max_time``: the time that its runner stage may take, over all parts of a resumed run.
+    """A runner's ``max_time``: the time that its runner stage may take.
 
-    If the time is over already, the training is stopped at once.
+    The time is counted over all parts of a resumed run. If the time is over already, the training is stopped at once.
 
     Args:
         length: such as ``2 hour``.
@@ -364,7 +367,7 @@ class TimeLimit(Clock):
             self.context.stop(self.reason)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the time that was spent, and why the training was stopped.
+        """Return what a checkpoint keeps: the spent time, and why the training was stopped.
 
         A stop at the end of the time is left out, since a resumed run may have more time.
         """

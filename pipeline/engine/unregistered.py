@@ -44,8 +44,8 @@ def require_registered(
     Args:
         roots: the modules that are trained and saved.
         where: the start of messages, such as ``"phase.line: "``.
-        owner: the Brain that has these modules. The layers in the containers of the Brain itself are
-            saved, but not trained.
+        owner: the Brain that has these modules. The layers in the containers of the Brain itself
+            are saved, but not trained.
         elsewhere: other modules that are trained and saved, and may have the layer.
 
     Raises:
@@ -91,7 +91,10 @@ def _parameters(item: nn.Module | nn.Parameter) -> list[nn.Parameter]:
 
 
 def _faults(roots: list[nn.Module], owner: object, elsewhere: list[nn.Module]) -> list[str]:
-    """Return a message for each container with a layer that is lost. For the arguments see ``require_registered``."""
+    """Return a message for each container with a layer that is lost.
+
+    The arguments are the ones of ``require_registered``.
+    """
     modules = [part for root in roots for part in root.modules()]
     others = [part for root in elsewhere for part in root.modules()]
     registered = {id(part) for part in (*modules, *others)}
@@ -147,7 +150,7 @@ def _items(container: Any, levels: int) -> Iterator[Any]:
 
 
 def _is_lost(item: nn.Module | nn.Parameter, registered: set[int], *, saved: bool) -> bool:
-    """Return whether training, saving or evaluation needs something of an item and does not find it.
+    """Return whether training, saving or evaluation needs an item, and does not find it.
 
     Args:
         item: a module or parameter in a plain container.
@@ -182,7 +185,9 @@ def _buffers_are_registered(part: nn.Module, registered: set[int]) -> bool:
 
 
 def _describe(holder: object, name: str, container: Any, *, is_owner: bool) -> str:
-    """Return the message for a container, such as ``TinyCNN.stem is a list of 1 module; use nn.ModuleList``.
+    """Return the message for a container.
+
+    It starts such as ``TinyCNN.stem is a list of 1 module; use nn.ModuleList``.
 
     Args:
         holder: the object that has the container.

@@ -1,4 +1,4 @@
-"""Validation: validates the phases of a runner, and reports their numbers with the ones of plugins."""
+"""Validates the phases of a runner, and reports their numbers and the ones of plugins."""
 
 from __future__ import annotations
 
