@@ -1,4 +1,9 @@
-"""Metrics of several ranks: those with ``merge`` judge slices of batches, any other whole batches on rank 0."""
+"""Metrics in a world of multiple ranks.
+
+A metric with ``merge`` is updated on each rank with that rank's slices of the batches, and merged
+at the end of the pass. Any other metric is updated on rank 0 with whole batches, which are joined
+from the slices of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,63 +20,57 @@ from pipeline.distributed.world import World
 from pipeline.errors import DataError
 from pipeline.metrics.base import FromBatch, Metric, class_name, judge
 
-# What torch and python raise where values do not fit each other.
-_MISFITS = (RuntimeError, TypeError, ValueError, KeyError)
+# What torch and Python raise if values cannot be joined.
+_JOIN_ERRORS = (RuntimeError, TypeError, ValueError, KeyError)
 
 _CPU = torch.device("cpu")
 
-# Called with predictions, target and batch.
+# A function that is called with predictions, target and batch.
 Observe = Callable[[Any, Any, Any], None]
 
 
-class _Part(NamedTuple):
-    """What one rank has of a batch.
-
-    Attributes:
-        predictions: what metrics judge; None if each rank judges its own slices.
-        target: the target.
-        batch: the batch; None if nothing needs it.
-        written: what is written, alone in a tuple; empty: the predictions, or nothing.
-        samples: how many it has.
-    """
-
-    predictions: Any
-    target: Any
-    batch: Any
-    written: tuple[Any, ...]
-    samples: int
-
-
 class Judges:
-    """The metrics of a pass, and what observes it; of several ranks they judge as those of one process do.
+    """The metrics and the observer of a pass.
+
+    With multiple ranks, the results are the same as in a single process.
 
     Args:
-        metrics: name -> metric; reset.
-        observe: called with (what is written, target, batch) of each batch, on rank 0; or None.
+        metrics: name -> metric. They are reset.
+        observe: called on rank 0 with (what is written, target, batch) of each batch; None if there
+            is nothing to observe.
         world: the ranks.
-        device: where whole batches are judged.
+        device: where metrics judge whole batches.
 
     Attributes:
-        sliced: the metrics that each rank has judge its own slices.
-        whole: those that judge whole batches, on rank 0.
-        gathers: whether whole batches are needed.
+        sliced: the metrics that each rank updates with its slices.
+        whole: the metrics that rank 0 updates with whole batches.
+        gathers: whether whole batches are needed. Then all ranks must call ``judge`` equally often.
     """
 
     def __init__(
         self, metrics: Mapping[str, Metric], observe: Observe | None, world: World, device: torch.device
     ) -> None:
-        self.observe, self.world, self.device = observe, world, device
-        self.sliced = {name: own for name, own in metrics.items() if world.size == 1 or hasattr(own, "merge")}
-        self.whole = {name: own for name, own in metrics.items() if name not in self.sliced}
+        self.observe = observe
+        self.world = world
+        self.device = device
+        self.sliced = {name: each for name, each in metrics.items() if world.size == 1 or hasattr(each, "merge")}
+        self.whole = {name: each for name, each in metrics.items() if name not in self.sliced}
         self.gathers = world.size > 1 and bool(self.whole or observe)
-        self._keeps_batch = bool(observe) or any(isinstance(own, FromBatch) for own in self.whole.values())
+        self._keeps_batch = bool(observe) or any(isinstance(each, FromBatch) for each in self.whole.values())
         for metric in metrics.values():
             metric.reset()
 
     def judge(self, *part: Any, has_samples: bool = True) -> None:
-        """Judge (predictions, target, batch, what is written), or nothing without a part of it.
+        """Update the metrics and call the observer with one batch, or with this rank's slice of it.
 
-        Without ``has_samples``, the batch has rows to observe, but no metric judges it.
+        Args:
+            part: (predictions, target, batch, what is written); nothing if this rank's slice is
+                empty.
+            has_samples: False for a batch with rows to observe but without samples; no metric
+                judges it.
+
+        Raises:
+            DataError: a metric refuses the batch, or the slices of the ranks cannot be joined.
         """
         if part and has_samples:
             for metric in self.sliced.values():
@@ -83,15 +82,16 @@ class Judges:
             self.observe(written, target, batch)
 
     def _part_to_gather(self, predictions: Any, target: Any, batch: Any, written: Any) -> _Part:
-        """Return what other ranks need of a part; without what nothing uses."""
-        kept = batch if self._keeps_batch else None
+        """Return what rank 0 needs of a slice, and nothing else."""
         judged = predictions if self.whole else None
-        observed = (written,) if self.observe and written is not judged else ()
-        return _Part(judged, target, kept, observed, count_targets(batch))
+        kept_batch = batch if self._keeps_batch else None
+        # What is written is sent only if it is not sent as predictions.
+        kept_written = (written,) if self.observe and written is not judged else ()
+        return _Part(judged, target, kept_batch, kept_written, count_targets(batch))
 
-    def _gather(self, own: Any, has_samples: bool) -> None:
-        """Have a whole batch judged, of which this rank has a part, or None; and observed."""
-        gathered = self.world.all_gather((to_device(own, _CPU), has_samples))
+    def _gather(self, own_part: _Part | None, has_samples: bool) -> None:
+        """Gather the slices of a batch on rank 0, and judge and observe the whole batch there."""
+        gathered = self.world.all_gather((to_device(own_part, _CPU), has_samples))
         if not self.world.is_main:
             return
         parts = [part for part, _ in gathered if part is not None]
@@ -108,18 +108,13 @@ class Judges:
         metrics: Mapping[str, Metric],
         observe: Observe | None,
     ) -> None:
-        """Join the parts of ranks to a whole batch, for metrics and for ``observe``."""
+        """Join slices to a whole batch, update the metrics with it, and call ``observe``."""
         if not parts or not (metrics or observe):
             return
         counts = tuple(part.samples for part in parts)
-        batches = [part.batch for part in parts]
         predictions, target = self._join_judged(parts, counts)
         written = self._join_written(parts, counts, predictions) if observe else None
-        # Ids of samples may be looked up in a batch; what cannot be joined is left out.
-        batch = {}
-        for name in batches[0] if isinstance(batches[0], Mapping) else ():
-            with suppress(*_MISFITS):
-                batch[name] = join(tuple(part[name] for part in batches), counts)
+        batch = self._join_batches([part.batch for part in parts], counts)
         with self.world.alone():
             for metric in metrics.values():
                 judge(metric, predictions, target, to_device(batch, self.device))
@@ -127,18 +122,17 @@ class Judges:
                 observe(written, target, batch)
 
     def _join_judged(self, parts: list[_Part], counts: tuple[int, ...]) -> tuple[Any, Any]:
-        """Join predictions and targets for the metrics that judge whole batches."""
+        """Return the joined predictions and targets, on the device of the metrics."""
         predictions = tuple(part.predictions for part in parts)
         targets = tuple(part.target for part in parts)
         try:
             whole = join(predictions, counts), join(targets, counts)
-        except _MISFITS as error:
-            own = [f"metric '{name}' ({class_name(metric)})" for name, metric in self.whole.items()]
-            who = "predictions: the target"
-            if own:
-                who = f"{own[-1]} has no merge(states), and what it judges"
-            remedy = ", or add merge to the metric" if own else ""
-            raise _misfit(who, predictions if own else targets, error, remedy) from error
+        except _JOIN_ERRORS as error:
+            if not self.whole:
+                raise _cannot_join("predictions: the target", targets, error) from error
+            name, metric = list(self.whole.items())[-1]
+            what = f"metric '{name}' ({class_name(metric)}) has no merge(states), and what it judges"
+            raise _cannot_join(what, predictions, error, ", or add merge to the metric") from error
         joined: tuple[Any, Any] = to_device(whole, self.device)
         return joined
 
@@ -148,23 +142,49 @@ class Judges:
         counts: tuple[int, ...],
         predictions: Any,
     ) -> Any:
-        """Join what is written: the predictions themselves, or what was made of them."""
+        """Return what is written, joined; the joined predictions if these are what is written."""
         written = tuple(chain.from_iterable(part.written for part in parts))
         if not written:
             return predictions
         try:
             return to_device(join(written, counts), self.device)
-        except _MISFITS as error:
-            raise _misfit("predictions: what is written", written, error) from error
+        except _JOIN_ERRORS as error:
+            raise _cannot_join("predictions: what is written", written, error) from error
+
+    @staticmethod
+    def _join_batches(batches: list[Any], counts: tuple[int, ...]) -> dict[str, Any]:
+        """Join the fields of the batches, and leave out fields that cannot be joined.
+
+        Metrics and observers look up fields, such as the ids of samples.
+        """
+        joined = {}
+        for name in batches[0] if isinstance(batches[0], Mapping) else ():
+            with suppress(*_JOIN_ERRORS):
+                joined[name] = join(tuple(batch[name] for batch in batches), counts)
+        return joined
 
 
-def _misfit(who: str, slices: Sequence[Any], error: Exception, remedy: str = "") -> DataError:
-    what = f"{who} cannot be joined to whole batches: slices are {shape_of(slices[0], 1)} ({error})"
-    return DataError(f"{what}; return a row per sample along the first dimension{remedy}")
+class _Part(NamedTuple):
+    """What one rank sends of its slice of a batch.
+
+    Attributes:
+        predictions: what metrics judge; None if no metric judges whole batches.
+        target: the target.
+        batch: the batch; None if it is not needed.
+        written: a tuple with what is written; empty if that is the predictions, or if nothing is
+            written.
+        samples: how many samples the slice has.
+    """
+
+    predictions: Any
+    target: Any
+    batch: Any
+    written: tuple[Any, ...]
+    samples: int
 
 
 def in_step(batches: Iterable[Any], world: World) -> Iterator[Any]:
-    """The batches of a rank, of which others may have more: empty slices follow until all are at their end."""
+    """Yield the batches of a rank, and then empty slices until all ranks have no more batches."""
     for batch in batches:
         world.all_gather(True)
         yield batch
@@ -172,45 +192,13 @@ def in_step(batches: Iterable[Any], world: World) -> Iterator[Any]:
         yield EmptySlice(None)
 
 
-def join(parts: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
-    """What ranks have of their slices of a batch, as the whole batch: tensors by their first dimension, however deep.
-
-    Args:
-        parts: that of each slice: tensors, arrays, mappings, tuples and lists of these, or lists with a value for each sample.
-        counts: the samples of each slice.
-
-    Raises:
-        ValueError, RuntimeError, TypeError, KeyError: they do not fit.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, Tensor) and first.ndim:
-        return torch.cat(parts)
-    if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
-        return {name: join(tuple(part[name] for part in parts), counts) for name in first}
-    if isinstance(first, SparseSlot):
-        before = accumulate((len(part.values) for part in parts[:-1]), initial=0)
-        offsets = [part.offsets + count for part, count in zip(parts, before, strict=True)]
-        return SparseSlot(torch.cat([part.values for part in parts]), torch.cat(offsets))
-    if isinstance(first, list | tuple):
-        # A value for each sample, rather than columns of all samples.
-        sizes = [(length, count) for part, count in zip(parts, counts, strict=True) for length in lengths(part)]
-        has_columns = bool(sizes) and all(length == count for length, count in sizes)
-        if not has_columns and list(map(len, parts)) == list(counts):
-            return type(first)(chain(*parts))
-        columns = [join(column, counts) for column in zip(*parts, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-    if any(part is not None for part in parts):
-        raise ValueError(f"{shape_of(first)} has no row per sample")
-    return None
-
-
 def computed(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
-    """The numbers of metrics, on all ranks those of rank 0; metrics with ``merge`` are merged before.
+    """Return the numbers of metrics by name. All ranks call it and get the numbers of rank 0.
+
+    Metrics with ``merge`` are merged first.
 
     Raises:
-        DataError: one has computed something else.
+        DataError: a metric has computed something other than one number.
     """
     mergeable: list[Any] = [metric for metric in metrics.values() if world.size > 1 and hasattr(metric, "merge")]
     for metric in mergeable:
@@ -227,3 +215,58 @@ def computed(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
                 what = f"metric '{name}': {class_name(metric)}.compute returned {shape_of(value)}"
                 raise DataError(f"{what}; return a number, or a tensor with one element") from error
     return world.broadcast(numbers)
+
+
+def join(parts: tuple[Any, ...], counts: tuple[int, ...]) -> Any:
+    """Join the slices of a batch to the whole batch.
+
+    Tensors are joined along their first dimension, also inside of mappings, tuples and lists.
+
+    Args:
+        parts: one value per slice: a tensor, a ``SparseSlot``, a list with a value for each sample,
+            or a mapping, tuple or list of these.
+        counts: the number of samples in each slice.
+
+    Returns:
+        The joined value; None if all parts are None.
+
+    Raises:
+        ValueError, RuntimeError, TypeError, KeyError: the slices cannot be joined.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Tensor) and first.ndim:
+        return torch.cat(parts)
+    if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
+        return {name: join(tuple(part[name] for part in parts), counts) for name in first}
+    if isinstance(first, SparseSlot):
+        # The offsets of a slice count from its first value.
+        shifts = accumulate((len(part.values) for part in parts[:-1]), initial=0)
+        offsets = [part.offsets + shift for part, shift in zip(parts, shifts, strict=True)]
+        return SparseSlot(torch.cat([part.values for part in parts]), torch.cat(offsets))
+    if isinstance(first, list | tuple):
+        if not _are_columns(parts, counts) and list(map(len, parts)) == list(counts):
+            # One value for each sample.
+            return type(first)(chain(*parts))
+        columns = [join(column, counts) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if any(part is not None for part in parts):
+        raise ValueError(f"{shape_of(first)} has no row per sample")
+    return None
+
+
+def _are_columns(parts: tuple[Any, ...], counts: tuple[int, ...]) -> bool:
+    """Return whether lists hold tensors with one row for each sample of their slice."""
+    has_tensors = False
+    for part, count in zip(parts, counts, strict=True):
+        for length in lengths(part):
+            if length != count:
+                return False
+            has_tensors = True
+    return has_tensors
+
+
+def _cannot_join(what: str, slices: Sequence[Any], error: Exception, remedy: str = "") -> DataError:
+    message = f"{what} cannot be joined to whole batches: slices are {shape_of(slices[0], 1)} ({error})"
+    return DataError(f"{message}; return a row per sample along the first dimension{remedy}")
