@@ -1,11 +1,17 @@
-"""Numbers over a whole pass: ``update(predictions, target)`` for each batch, then ``compute()``, then ``reset()``.
+"""Metrics: numbers that describe a whole pass over the data.
 
-Any object with these three methods fits, so those of torchmetrics do as they are. Ours keep their sums on the device of
-the predictions and read a number only in ``compute()``, so an update never waits for a GPU; what is wrong with the values
-in a batch is therefore told by ``compute()``, and what is wrong with their shapes at once. How a pass is split into
-batches changes nothing. A metric of no samples is nan. What ``update`` takes beside predictions and target, such as weights,
-are fields of the batch that ``batch:`` of a config names. ``state_dict`` and ``load_state_dict`` carry a pass over, and
-``merge(states)``, which gets those of all ranks, brings several processes together.
+A metric is any object with three methods: ``update(predictions, target)`` is called for each batch,
+``compute()`` returns the number, and ``reset()`` starts a new pass. Metrics of torchmetrics have
+these methods and work unchanged.
+
+The metrics of this package keep their sums on the device of the predictions, and read them only in
+``compute()``, so ``update`` never waits for a GPU. Wrong shapes are therefore reported by
+``update``, and wrong values by ``compute``. How a pass is split into batches does not change the
+result. The metric of a pass without samples is nan.
+
+Further arguments of ``update``, such as weights, come from fields of the batch, which ``batch:`` in
+the config names. ``state_dict()`` and ``load_state_dict(state)`` save a metric in the middle of a
+pass and restore it. ``merge(states)`` gets the states of all ranks and combines them.
 """
 
 from pipeline.metrics.auc import AUC

@@ -1,4 +1,9 @@
-"""The protocol of a metric, and those that are means: Mean, MAE, RMSE, LogLoss, Accuracy."""
+"""The protocol of a metric, how metrics are built from a config, and the metrics that are means.
+
+The means are Mean, Accuracy, LogLoss, MAE and RMSE. ``SumMetric`` and ``MeanMetric`` are the base
+classes of the metrics of this package. The functions at the end check and flatten what ``update``
+gets.
+"""
 
 from __future__ import annotations
 
@@ -16,174 +21,122 @@ from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.user_code import class_path
 
-
-def tensor(metric: object, value: Any) -> Tensor:
-    """The value, detached; it has to be a tensor.
-
-    Raises:
-        DataError: it is something else.
-    """
-    if not isinstance(value, Tensor):
-        what = f"{type(metric).__name__} takes tensors, and got {shape_of(value)}"
-        raise DataError(f"{what}; return one tensor, or write a metric of your own")
-    return value.detach()
-
-
-def flat_pairs(metric: object, predictions: Any, target: Any, pairs: str, remedy: str) -> tuple[Tensor, Tensor]:
-    """Two flat tensors that go together number by number, detached; [batch, 1] and [batch] do.
-
-    Args:
-        metric: whose.
-        predictions: as many numbers as the target has; also its shape, but for dimensions of 1, or one of the two is flat.
-        target: what they are compared with.
-        pairs: what the metric compares with what, for the message.
-        remedy: what to do, likewise.
-
-    Raises:
-        DataError: the shapes are others.
-    """
-    predictions, target = tensor(metric, predictions), tensor(metric, target)
-    shapes = [values.squeeze().shape for values in (predictions, target)]
-    if predictions.numel() != target.numel() or (shapes[0] != shapes[1] and min(map(len, shapes)) > 1):
-        raise _refused(metric, predictions, target, pairs, remedy)
-    return predictions.flatten(), target.flatten()
-
-
-def flat_classes(metric: object, predictions: Any, target: Any, what: str, remedy: str) -> tuple[Tensor, Tensor]:
-    """Scores [samples, classes] and classes [samples], detached, of any number of dimensions before the last.
-
-    Args:
-        metric: whose.
-        predictions: scores [batch, …, classes].
-        target: classes [batch, …], integers.
-        what: what a class is called, in the plural, for the message.
-        remedy: what to do, likewise.
-
-    Raises:
-        DataError: the shapes are others, or the target is not of integers.
-    """
-    predictions, target = tensor(metric, predictions), tensor(metric, target)
-    if predictions.dim() < 2 or predictions.shape[:-1] != target.shape:
-        raise _refused(metric, predictions, target, f"scores [batch, {what}] with {what} [batch]", remedy)
-    if target.is_floating_point():
-        kind = str(target.dtype).removeprefix("torch.")
-        raise DataError(f"{type(metric).__name__} takes {what} as integers, and got {kind}; give it target.long()")
-    return predictions.flatten(0, -2), target.flatten().long()
-
-
-def _refused(metric: object, predictions: Tensor, target: Tensor, pairs: str, remedy: str) -> DataError:
-    got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
-    return DataError(f"{type(metric).__name__} compares {pairs}, and got {got}; {remedy}")
-
-
-class Metric(Protocol):
-    """What the runner asks of a metric."""
-
-    def update(self, predictions: Any, target: Any) -> None:
-        """Take in one batch."""
-
-    def compute(self) -> Any:
-        """The number over all batches since the last reset: a float or a tensor with one element."""
-
-    def reset(self) -> None:
-        """Start again; called before each pass, the first one too."""
-
-
-class FromBatch:
-    """A metric whose ``update`` also gets fields of the batch, as ``batch:`` of its config says.
-
-    Args:
-        metric: which has all other methods.
-        fields: keyword argument of its ``update`` -> field of the batch, a mapping.
-        where: what messages begin with.
-    """
-
-    def __init__(self, metric: Any, fields: Mapping[str, str], where: str) -> None:
-        self.metric, self.fields, self.where = metric, fields, where
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "metric":
-            # A copy in the making has none yet.
-            raise AttributeError(name)
-        return getattr(self.metric, name)
-
-    def update(self, predictions: Any, target: Any, batch: Any) -> None:
-        """Take in one batch."""
-        if not isinstance(batch, Mapping):
-            raise DataError(f"{self.where}.batch: the batch is {shape_of(batch)}; only a mapping has fields with names")
-        for argument, field in self.fields.items():
-            if field not in batch:
-                what = f"{self.where}.batch.{argument}: the batch has no '{field}'"
-                raise DataError(f"{what}{one_of(field, [str(key) for key in batch])}")
-        try:
-            values = {name: batch[field] for name, field in self.fields.items()}
-            fields = {name: value.ids if isinstance(value, SparseSlot) else value for name, value in values.items()}
-            self.metric.update(predictions, target, **fields)
-        except DataError as error:
-            raise DataError(f"{self.where}: {error}") from error
-
-
-def judge(metric: Any, predictions: Any, target: Any, batch: Any) -> None:
-    """Have a metric take in one batch, with the fields that it asks for."""
-    if isinstance(metric, FromBatch):
-        metric.update(predictions, target, batch)
-    else:
-        metric.update(predictions, target)
-
-
-def needs_target(metric: Any) -> bool:
-    """Whether ``update`` of a metric has no default for the target."""
-    own = metric.metric if isinstance(metric, FromBatch) else metric
-    _, *others = inspect.signature(own.update).parameters.values() or (None,)
-    return not others or others[0].default is inspect.Parameter.empty
-
-
-def class_name(metric: Any) -> str:
-    """The name of the class of a metric."""
-    return type(metric.metric if isinstance(metric, FromBatch) else metric).__name__
-
-
 # Name -> ``{class, args, batch}``.
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 
+# Messages about wrong values. Each follows the number of such values.
+LABELS = "labels are neither 0 nor 1; make them so, e.g. (rating > 3).float()"
+CLASSES = "numbers in the target are of no score; count from 0, and leave out what is to be ignored"
+_WEIGHTS = "weights are negative or not finite; a weight says as how many samples one counts"
+
+# The least logarithm in LogLoss, as in torch.nn.BCELoss.
+_LEAST_LOG = -100.0
+
+
+class Metric(Protocol):
+    """The methods that the runner calls on a metric."""
+
+    def update(self, predictions: Any, target: Any) -> None:
+        """Add one batch."""
+
+    def compute(self) -> Any:
+        """Return the number over all batches since the last reset.
+
+        It is a float, or a tensor with one element.
+        """
+
+    def reset(self) -> None:
+        """Forget all batches. It is called before each pass, including the first."""
+
 
 def build_metrics(settings: Settings, workspace: Path | None, where: str = "metrics") -> dict[str, Any]:
-    """The metrics of a phase: name -> ``{class, args, batch}`` to name -> metric. A bare class name is one of ours."""
+    """Build the metrics of a phase.
+
+    Args:
+        settings: metric name -> ``{class, args, batch}``. A class without a module is looked up in
+            ``pipeline.metrics``.
+        workspace: the workspace in which class paths are resolved.
+        where: where the config has the settings; error messages start with it.
+
+    Returns:
+        The metrics by name. A metric with ``batch`` is wrapped in a ``FromBatch``.
+
+    Raises:
+        ClassPathError: a class cannot be loaded.
+        ConfigError: ``update``, ``compute`` or ``reset`` of a metric takes other arguments.
+    """
     metrics = {}
-    for name, metric in settings.items():
-        path = metric["class"]
+    for name, setting in settings.items():
+        path = setting["class"]
         if isinstance(path, str):
             path = class_path.parse(path, name="Metric", workspace=workspace, module=class_path.METRICS)
-        made = class_path.load_class(path, object)(**metric.get("args", {}))
-        fields = metric.get("batch") or {}
+        metric = class_path.load_class(path, object)(**setting.get("args", {}))
+        fields = setting.get("batch") or {}
         address = f"{where}.{name}"
-        require_call(made, "update", address, "predictions", "target", fields=fields)
-        require_call(made, "compute", address)
-        require_call(made, "reset", address)
-        metrics[name] = FromBatch(made, fields, address) if fields else made
+        _require_method(metric, "update", address, "predictions", "target", fields=fields)
+        _require_method(metric, "compute", address)
+        _require_method(metric, "reset", address)
+        metrics[name] = FromBatch(metric, fields, address) if fields else metric
     return metrics
 
 
-def require_call(
+def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) -> dict[str, Any]:
+    """Build the ``train_metrics`` of a phase, which also need a state.
+
+    Args:
+        phase: the name of the phase.
+        settings: see ``build_metrics``.
+        workspace: see ``build_metrics``.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        ClassPathError: a class cannot be loaded.
+        ConfigError: a method of a metric takes other arguments; or a metric lacks ``state_dict`` or
+            ``load_state_dict``, without which a run cannot be resumed within an epoch; or, with
+            more than one process, it lacks ``merge``.
+    """
+    metrics = build_metrics(settings, workspace, f"phase.{phase}.train_metrics")
+    for name, metric in metrics.items():
+        address = f"phase.{phase}.train_metrics.{name}"
+        if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
+            what = f"{address}: {class_name(metric)} lacks state_dict or load_state_dict"
+            raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
+        inner = metric.metric if isinstance(metric, FromBatch) else metric
+        _require_method(inner, "state_dict", address)
+        _require_method(inner, "load_state_dict", address, "state")
+        if current_world().size > 1 and not hasattr(metric, "merge"):
+            what = f"{address}: {class_name(metric)} lacks merge(states)"
+            raise ConfigError(f"{what}, without which several processes have no number together; add it")
+        # A metric of torchmetrics leaves its state out of state_dict() unless it is persistent.
+        if hasattr(metric, "persistent"):
+            metric.persistent(True)
+    return metrics
+
+
+def _require_method(
     metric: Any, method: str, address: str, *arguments: str, fields: Mapping[str, str] | None = None
 ) -> None:
-    """Raise if a method of a metric does not take the arguments that it is called with.
+    """Raise an error if a method of a metric does not take the arguments with which it is called.
+
+    A method that is missing, or whose signature is unknown, is accepted.
 
     Args:
         metric: the metric.
         method: the name of the method.
         address: where the config names the metric.
-        arguments: names of the arguments that are passed by position, for the message.
-        fields: arguments that are passed by name -> field of the batch.
+        arguments: the names of the arguments that are passed by position, for the message.
+        fields: the arguments that are passed by name -> field of the batch.
 
     Raises:
-        ConfigError: it does not take them.
+        ConfigError: the method does not take these arguments.
     """
     function = getattr(metric, method, None)
     try:
         signature = inspect.signature(function) if callable(function) else None
     except ValueError:
-        # A function written in C may not tell what it takes.
+        # A function that is written in C may have no signature.
         signature = None
     if signature is None:
         return
@@ -199,49 +152,90 @@ def require_call(
         raise ConfigError(f"{what}: {error}; {remedy}") from error
 
 
-def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) -> dict[str, Any]:
-    """The ``train_metrics`` of a phase by name: beside what a metric has, each has a state.
+class FromBatch:
+    """A metric whose ``update`` also gets fields of the batch, as ``batch:`` of its config says.
 
-    Raises:
-        ConfigError: one has none, without which no run could go on within an epoch, or those of ranks cannot be merged.
+    All other methods and attributes are those of the wrapped metric.
+
+    Args:
+        metric: the wrapped metric.
+        fields: keyword argument of its ``update`` -> field of the batch, which is a mapping.
+        where: where the config has the metric; error messages start with it.
     """
-    metrics = build_metrics(settings, workspace, f"phase.{phase}.train_metrics")
-    for name, metric in metrics.items():
-        if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
-            what = f"phase.{phase}.train_metrics.{name}: {class_name(metric)} lacks state_dict or load_state_dict"
-            raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
-        own = metric.metric if isinstance(metric, FromBatch) else metric
-        address = f"phase.{phase}.train_metrics.{name}"
-        require_call(own, "state_dict", address)
-        require_call(own, "load_state_dict", address, "state")
-        if current_world().size > 1 and not hasattr(metric, "merge"):
-            what = f"phase.{phase}.train_metrics.{name}: {class_name(metric)} lacks merge(states)"
-            raise ConfigError(f"{what}, without which several processes have no number together; add it")
-        # torchmetrics keeps nothing in a state_dict unless it is asked to.
-        if hasattr(metric, "persistent"):
-            metric.persistent(True)
-    return metrics
+
+    def __init__(self, metric: Any, fields: Mapping[str, str], where: str) -> None:
+        self.metric = metric
+        self.fields = fields
+        self.where = where
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "metric":
+            # copy and pickle look up attributes before ``metric`` is set. Without this, the lookup
+            # would not end.
+            raise AttributeError(name)
+        return getattr(self.metric, name)
+
+    def update(self, predictions: Any, target: Any, batch: Any) -> None:
+        """Add one batch.
+
+        Args:
+            predictions: what the metric compares.
+            target: what it compares the predictions with.
+            batch: the batch whose fields are passed on; of a ``SparseSlot`` its ``ids``.
+
+        Raises:
+            DataError: the batch is not a mapping or lacks a field, or the metric raises a
+                DataError.
+        """
+        if not isinstance(batch, Mapping):
+            raise DataError(f"{self.where}.batch: the batch is {shape_of(batch)}; only a mapping has fields with names")
+        for argument, field in self.fields.items():
+            if field not in batch:
+                what = f"{self.where}.batch.{argument}: the batch has no '{field}'"
+                raise DataError(f"{what}{one_of(field, [str(key) for key in batch])}")
+        try:
+            fields = {}
+            for argument, field in self.fields.items():
+                value = batch[field]
+                fields[argument] = value.ids if isinstance(value, SparseSlot) else value
+            self.metric.update(predictions, target, **fields)
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from error
 
 
-def wide(device: torch.device) -> torch.dtype:
-    """The type in which a device sums up: float64, which MPS doesn't have."""
-    return torch.float32 if device.type == "mps" else torch.float64
+def judge(metric: Any, predictions: Any, target: Any, batch: Any) -> None:
+    """Update a metric with one batch, and with the fields of the batch that it needs."""
+    if isinstance(metric, FromBatch):
+        metric.update(predictions, target, batch)
+    else:
+        metric.update(predictions, target)
 
 
-LABELS = "labels are neither 0 nor 1; make them so, e.g. (rating > 3).float()"
+def needs_target(metric: Any) -> bool:
+    """Return whether the target is a required argument of a metric's ``update``."""
+    inner = metric.metric if isinstance(metric, FromBatch) else metric
+    parameters = [*inspect.signature(inner.update).parameters.values()]
+    # The first parameter takes the predictions. Without a second one, ``*args`` takes the target.
+    if not parameters[1:]:
+        return True
+    return parameters[1].default is inspect.Parameter.empty
 
-_WEIGHTS = "weights are negative or not finite; a weight says as how many samples one counts"
 
-CLASSES = "numbers in the target are of no score; count from 0, and leave out what is to be ignored"
+def class_name(metric: Any) -> str:
+    """Return the name of a metric's class."""
+    return type(metric.metric if isinstance(metric, FromBatch) else metric).__name__
 
 
 class SumMetric:
-    """Sums by name, kept on the device of the predictions until they are read.
+    """A metric that is computed from named sums over the batches.
 
-    A batch is added out of place: a state that was handed out stays as it is.
+    The sums stay on the device of the predictions until they are read. A batch is added out of
+    place, so a state that was returned earlier does not change.
 
     Attributes:
-        mistakes: sums that count what a metric cannot take, with the message that tells them.
+        mistakes: name of a sum that counts wrong values -> the error message about them, which
+            follows their number.
+        sums: name -> sum over all batches since the last reset.
     """
 
     mistakes: ClassVar[Mapping[str, str]] = {}
@@ -256,12 +250,22 @@ class SumMetric:
             self.sums[name] = part if before is None else before.to(part.device) + part
 
     def weights_of(self, weights: Any, values: Tensor) -> Tensor:
-        """How much each of the values counts, flat and in the type in which a device sums up.
+        """Return the weight of each value.
+
+        Weights that are negative or not finite are counted, and ``read`` raises an error about
+        them.
+
+        Args:
+            weights: a tensor with one weight per value, of any shape.
+            values: the values that are weighted.
+
+        Returns:
+            The weights, flat, in the type in which their device sums.
 
         Raises:
             DataError: there is not one weight per value.
         """
-        flat = tensor(self, weights).flatten().to(wide(values.device))
+        flat = require_tensor(self, weights).flatten().to(wide(values.device))
         if flat.numel() != values.numel():
             what = f"{type(self).__name__} weighs {values.numel()} numbers, and got {flat.numel()} weights"
             raise DataError(f"{what}; give one weight per sample")
@@ -269,23 +273,24 @@ class SumMetric:
         return flat
 
     def read(self) -> dict[str, Tensor]:
-        """The sums, brought to the CPU.
+        """Return the sums, on the CPU.
 
         Raises:
-            DataError: there were mistakes among the values.
+            DataError: there were wrong values.
         """
         sums = {name: total.cpu() for name, total in self.sums.items()}
         for name, message in {**self.mistakes, "unweighable": _WEIGHTS}.items():
-            if name in sums and (count := int(sums[name])):
+            count = int(sums[name]) if name in sums else 0
+            if count:
                 raise DataError(f"{type(self).__name__}: {count} {message}")
         return sums
 
     def reset(self) -> None:
-        """Start again."""
+        """Forget all batches."""
         self.sums = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums since the last reset: name -> tensor."""
+        """Return the sums since the last reset: name -> tensor."""
         return dict(self.sums)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -300,10 +305,18 @@ class SumMetric:
 
 
 class MeanMetric(SumMetric):
-    """The mean of a number per sample."""
+    """The mean of one number per sample."""
 
     def add_values(self, values: Tensor, weights: Any = None) -> None:
-        """Add one number per sample, [samples], and how much each counts, alike if there are no weights."""
+        """Add one number per sample.
+
+        Args:
+            values: the numbers, [samples].
+            weights: how much each sample counts, [samples]; None if all count the same.
+
+        Raises:
+            DataError: there is not one weight per value.
+        """
         if weights is None:
             samples = torch.full((), values.numel(), device=values.device)
             self.add(total=values.sum(dtype=wide(values.device)), samples=samples)
@@ -312,59 +325,97 @@ class MeanMetric(SumMetric):
             self.add(total=(values * weights).sum(), samples=weights.sum())
 
     def compute(self) -> float:
-        """The mean over samples; nan if there were none."""
+        """Return the mean over samples; nan if there were none.
+
+        Raises:
+            DataError: there were wrong values among predictions, targets or weights.
+        """
         sums = self.read()
         return float(sums["total"] / sums["samples"]) if sums else math.nan
 
 
-def outside(values: Tensor, low: float, high: float) -> Tensor:
-    """How many values are below ``low`` or above ``high``; a nan is neither."""
-    return ((values < low) | (values > high)).sum()
-
-
-def no_labels(labels: Tensor) -> Tensor:
-    """How many labels are neither 0 nor 1."""
-    return ((labels != 0) & (labels != 1)).sum()
-
-
 class Mean(MeanMetric):
-    """The mean of the predictions, such as the click rate that a model expects."""
+    """The mean of the predictions, for example the click rate that a model expects.
+
+    Example:
+        >>> import torch
+        >>> from pipeline.metrics import Mean
+        >>> mean = Mean()
+        >>> mean.update(torch.tensor([0.25, 0.75, 0.5]))
+        >>> mean.compute()
+        0.5
+    """
 
     def update(self, predictions: Tensor, target: Any = None, weights: Tensor | None = None) -> None:
-        """Predictions [batch] of any unit, in whatever shape; there is no target. Without weights all count alike."""
-        self.add_values(tensor(self, predictions).flatten(), weights)
+        """Add one batch.
+
+        Args:
+            predictions: numbers of any unit, in a tensor of any shape, such as [batch].
+            target: ignored; the metric needs none.
+            weights: one weight per prediction; None if all count the same.
+
+        Raises:
+            DataError: the predictions are not a tensor, or there is not one weight per prediction.
+        """
+        self.add_values(require_tensor(self, predictions).flatten(), weights)
 
     def add_mean(self, value: Tensor, samples: int) -> None:
-        """Take in a scalar, detached, that is a mean over so many samples."""
+        """Add a detached scalar that is the mean over this number of samples."""
         self.add(total=(value * samples).to(wide(value.device)), samples=torch.tensor(samples))
 
 
-LEAST_LOG = -100.0
-
-
 class Accuracy(MeanMetric):
-    """The share of samples whose class has the greatest score, from 0 to 1; nan where a score is nan."""
+    """The share of samples whose class has the highest score, from 0 to 1.
+
+    It equals ``MulticlassAccuracy(average="micro")`` of torchmetrics. It is nan if a score is nan.
+
+    Example:
+        >>> import torch
+        >>> from pipeline.metrics import Accuracy
+        >>> accuracy = Accuracy()
+        >>> accuracy.update(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]))
+        >>> accuracy.update(torch.tensor([[0.7, 0.3], [0.6, 0.4]]), torch.tensor([1, 0]))
+        >>> accuracy.compute()
+        0.75
+    """
 
     mistakes: ClassVar[Mapping[str, str]] = {"strangers": CLASSES}
 
     def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
-        """Scores [batch, classes] of any scale and classes [batch], from 0; or both with more dimensions of samples.
+        """Add one batch.
 
-        Weights are of the shape of the classes; without them all samples count alike.
+        Args:
+            predictions: scores of any scale, [batch, classes]. There may be further dimensions of
+                samples after the batch.
+            target: integer classes, counted from 0, [batch], with the same further dimensions.
+            weights: of the shape of the target; None if all samples count the same.
+
+        Raises:
+            DataError: the shapes differ, the target is not of integers, or there is not one weight
+                per sample.
         """
         scores, classes = flat_classes(self, predictions, target, "classes", "use another metric")
         hits = (scores.argmax(-1) == classes).to(wide(scores.device))
         self.add_values(hits.masked_fill(scores.isnan().any(-1), math.nan), weights)
-        self.add(strangers=outside(classes, 0, scores.shape[-1] - 1))
+        self.add(strangers=count_outside(classes, 0, scores.shape[-1] - 1))
 
 
 class LogLoss(MeanMetric):
     """Mean binary cross entropy in nats: the mean of -(y log p + (1 - y) log(1 - p)).
 
-    As in torch.nn.BCELoss, a logarithm is at least -100, so that a certain and wrong prediction is not infinite.
+    It equals ``torch.nn.BCELoss``, where a logarithm is at least -100, so a certain but wrong
+    prediction is not infinite. With ``from_logits`` it equals ``torch.nn.BCEWithLogitsLoss``.
 
     Args:
         from_logits: whether predictions are logits instead of probabilities.
+
+    Example:
+        >>> import torch
+        >>> from pipeline.metrics import LogLoss
+        >>> log_loss = LogLoss()
+        >>> log_loss.update(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+        >>> round(log_loss.compute(), 4)  # log(2)
+        0.6931
     """
 
     mistakes: ClassVar[Mapping[str, str]] = {
@@ -377,46 +428,193 @@ class LogLoss(MeanMetric):
         self.from_logits = from_logits
 
     def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
-        """Predictions and labels in [0, 1], and weights, of one shape, such as [batch]; without weights all count alike."""
-        p, y = numbers(self, predictions, target, "labels")
+        """Add one batch.
+
+        Args:
+            predictions: probabilities in [0, 1], or logits with ``from_logits``, such as [batch].
+            target: labels in [0, 1], of the same shape.
+            weights: of the same shape; None if all samples count the same.
+
+        Raises:
+            DataError: the shapes differ, or there is not one weight per sample.
+        """
+        p, y = flat_numbers(self, predictions, target, "labels")
         if self.from_logits:
-            self.add_values(torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none"), weights)
+            losses = torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none")
+            self.add_values(losses, weights)
         else:
-            # torch's own looks at the probabilities first, and so waits for the device.
-            self.add_values(-y * p.log().clamp(min=LEAST_LOG) - (1 - y) * (-p).log1p().clamp(min=LEAST_LOG), weights)
-            self.add(improbable=outside(p, 0, 1))
-        self.add(unlabelled=outside(y, 0, 1))
+            # torch's binary_cross_entropy checks the probabilities first, and so waits for the
+            # device.
+            positive = -y * p.log().clamp(min=_LEAST_LOG)
+            negative = (1 - y) * (-p).log1p().clamp(min=_LEAST_LOG)
+            self.add_values(positive - negative, weights)
+            self.add(improbable=count_outside(p, 0, 1))
+        self.add(unlabelled=count_outside(y, 0, 1))
 
 
 class MAE(MeanMetric):
-    """Mean absolute error, in the unit of the target: the mean of |prediction - target|."""
+    """Mean absolute error, in the unit of the target: the mean of |prediction - target|.
+
+    It equals ``torch.nn.L1Loss`` over the whole pass.
+
+    Example:
+        >>> import torch
+        >>> from pipeline.metrics import MAE
+        >>> error = MAE()
+        >>> error.update(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 5.0]))
+        >>> error.compute()
+        2.0
+    """
 
     def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
-        """Predictions, targets and weights of one shape, such as [batch]; without weights all count alike."""
-        predictions, target = numbers(self, predictions, target, "targets")
+        """Add one batch.
+
+        Args:
+            predictions: numbers, such as [batch].
+            target: numbers of the same shape.
+            weights: of the same shape; None if all samples count the same.
+
+        Raises:
+            DataError: the shapes differ, or there is not one weight per sample.
+        """
+        predictions, target = flat_numbers(self, predictions, target, "targets")
         self.add_values((predictions - target).abs(), weights)
 
 
 class RMSE(MeanMetric):
-    """Root mean square error, in the unit of the target: the root of the mean of (prediction - target)² over the whole pass."""
+    """Root mean square error, in the unit of the target.
+
+    That is the root of the mean of (prediction - target)² over the whole pass. It equals the root
+    of ``torch.nn.MSELoss`` over the whole pass.
+
+    Example:
+        >>> import torch
+        >>> from pipeline.metrics import RMSE
+        >>> error = RMSE()
+        >>> error.update(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 9.0]))
+        >>> error.compute()
+        5.0
+    """
 
     def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
-        """Predictions, targets and weights of one shape, such as [batch]; without weights all count alike."""
-        predictions, target = numbers(self, predictions, target, "targets")
+        """Add one batch.
+
+        Args:
+            predictions: numbers, such as [batch].
+            target: numbers of the same shape.
+            weights: of the same shape; None if all samples count the same.
+
+        Raises:
+            DataError: the shapes differ, or there is not one weight per sample.
+        """
+        predictions, target = flat_numbers(self, predictions, target, "targets")
         self.add_values((predictions - target).square(), weights)
 
     def compute(self) -> float:
-        """The root; nan if there was nothing."""
+        """Return the root; nan if there were no samples.
+
+        Raises:
+            DataError: there were wrong weights.
+        """
         return math.sqrt(super().compute())
 
 
-def numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Predictions and target as flat tensors, of the type in which they are summed.
+def require_tensor(metric: object, value: Any) -> Tensor:
+    """Return a value that must be a tensor, detached.
+
+    Args:
+        metric: the metric that got the value, for the message.
+        value: the value.
 
     Raises:
-        DataError: they are not of one shape.
+        DataError: the value is not a tensor.
+    """
+    if not isinstance(value, Tensor):
+        what = f"{type(metric).__name__} takes tensors, and got {shape_of(value)}"
+        raise DataError(f"{what}; return one tensor, or write a metric of your own")
+    return value.detach()
+
+
+def flat_numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Return predictions and target as flat tensors, in the type in which their device sums.
+
+    Args:
+        metric: the metric that got them, for the message.
+        predictions: see ``flat_pairs``.
+        target: see ``flat_pairs``.
+        what: the name of a target in the plural, for the message.
+
+    Raises:
+        DataError: the shapes differ.
     """
     pairs = f"predictions [batch] with {what} [batch]"
     predictions, target = flat_pairs(metric, predictions, target, pairs, "return one prediction per sample")
     dtype = wide(predictions.device)
     return predictions.to(dtype), target.to(dtype)
+
+
+def flat_pairs(metric: object, predictions: Any, target: Any, pairs: str, remedy: str) -> tuple[Tensor, Tensor]:
+    """Return predictions and target as flat, detached tensors whose numbers form pairs.
+
+    Shapes that differ only in dimensions of size 1 are accepted, such as [batch, 1] and [batch].
+
+    Args:
+        metric: the metric that got them, for the message.
+        predictions: as many numbers as the target has, in the same shape except for dimensions of
+            size 1. If one of the two is flat, the other may have any shape.
+        target: what the predictions are compared with.
+        pairs: what the metric compares with what, for the message.
+        remedy: what to do about other shapes, for the message.
+
+    Raises:
+        DataError: the shapes differ.
+    """
+    predictions = require_tensor(metric, predictions)
+    target = require_tensor(metric, target)
+    shapes = [values.squeeze().shape for values in (predictions, target)]
+    if predictions.numel() != target.numel() or (shapes[0] != shapes[1] and min(map(len, shapes)) > 1):
+        raise _wrong_shapes(metric, predictions, target, pairs, remedy)
+    return predictions.flatten(), target.flatten()
+
+
+def flat_classes(metric: object, predictions: Any, target: Any, what: str, remedy: str) -> tuple[Tensor, Tensor]:
+    """Return scores [samples, classes] and classes [samples], detached.
+
+    Args:
+        metric: the metric that got them, for the message.
+        predictions: scores [batch, …, classes], with any number of dimensions of samples.
+        target: integer classes [batch, …].
+        what: the name of a class in the plural, for the message.
+        remedy: what to do about other shapes, for the message.
+
+    Raises:
+        DataError: the shapes differ, or the target is not of integers.
+    """
+    predictions = require_tensor(metric, predictions)
+    target = require_tensor(metric, target)
+    if predictions.dim() < 2 or predictions.shape[:-1] != target.shape:
+        raise _wrong_shapes(metric, predictions, target, f"scores [batch, {what}] with {what} [batch]", remedy)
+    if target.is_floating_point():
+        kind = str(target.dtype).removeprefix("torch.")
+        raise DataError(f"{type(metric).__name__} takes {what} as integers, and got {kind}; give it target.long()")
+    return predictions.flatten(0, -2), target.flatten().long()
+
+
+def _wrong_shapes(metric: object, predictions: Tensor, target: Tensor, pairs: str, remedy: str) -> DataError:
+    got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
+    return DataError(f"{type(metric).__name__} compares {pairs}, and got {got}; {remedy}")
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """Return the type in which a device sums: float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def count_outside(values: Tensor, low: float, high: float) -> Tensor:
+    """Return how many values are below ``low`` or above ``high``; nan is neither."""
+    return ((values < low) | (values > high)).sum()
+
+
+def count_wrong_labels(labels: Tensor) -> Tensor:
+    """Return how many labels are neither 0 nor 1."""
+    return ((labels != 0) & (labels != 1)).sum()
