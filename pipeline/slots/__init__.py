@@ -1,1 +1,1 @@
-"""Files of samples in slots: text, delimited text and Parquet, as recommenders have them."""
+"""Files of samples in slots: text, delimited text and Parquet, the formats of recommenders."""
