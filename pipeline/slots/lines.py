@@ -1,4 +1,4 @@
-"""The lines of text files: by number, and one after the other."""
+"""The lines of text files: read by number, or in order."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from pipeline.errors import DataError
 from pipeline.slots.file_cache import cached, content_key, reading
 from pipeline.user_code.imports import no_package
 
-# What differs in two versions of a file.
+# What identifies a version of a file: its inode, its size, and when it was written.
 _Version: TypeAlias = tuple[int, int, int]
 
-# Of every so many lines it is kept where in the file they begin.
+# The position in the file is kept for every line whose number is a multiple of this.
 STEP = 8
 
-# Text that is read at once, in bytes.
+# How many bytes of text are read at once.
 _CHUNK = 2**20
 
-# How compressed files end.
+# The suffixes of compressed files.
 COMPRESSED = (".gz", ".zst")
 
 
 def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
-    """The files that paths name, sorted.
+    """Return the files that paths name, sorted.
+
+    Hidden files and files in hidden folders are left out of folders and patterns, and the log says
+    so.
 
     Args:
-        data_path: files, folders with all that is in them, or patterns such as ``part-*`` and ``**/*.txt``. Hidden files,
-            and those in hidden folders, are left out of the latter two, which the log says.
-        where: what messages begin with.
+        data_path: files; folders, of which all files at any depth are taken; or patterns such as
+            ``part-*`` and ``**/*.txt``.
+        where: what messages start with.
 
     Raises:
         DataError: a path names no file.
@@ -51,11 +54,9 @@ def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
             found.add(Path(path))
             continue
         pattern = os.path.join(glob.escape(path), "**") if Path(path).is_dir() else path
-        files, all_files = (
-            {file for file in map(Path, glob.glob(pattern, recursive=True, include_hidden=hidden)) if file.is_file()}
-            for hidden in (False, True)
-        )
-        if hidden := all_files - files:
+        files = _matching_files(pattern, include_hidden=False)
+        hidden = _matching_files(pattern, include_hidden=True) - files
+        if hidden:
             logger.info(f"{where}: what is hidden is left out, {len(hidden)} in all, the first {min(hidden)}")
         if not files:
             raise DataError(f"{where}: data_path names no file: {path}; check the path")
@@ -63,15 +64,20 @@ def find_files(data_path: str | Sequence[str], where: str) -> list[Path]:
     return sorted(found)
 
 
+def _matching_files(pattern: str, *, include_hidden: bool) -> set[Path]:
+    paths = glob.glob(pattern, recursive=True, include_hidden=include_hidden)
+    return {path for path in map(Path, paths) if path.is_file()}
+
+
 def read_chunks(path: Path, *, header: bool = False) -> Iterator[bytes]:
-    """The text of a file, some whole lines at a time, each with a newline at its end.
+    """Yield the text of a file in parts of whole lines, each line with a newline.
 
     Args:
-        path: of the file; what ends in ``.gz`` or ``.zst`` is decompressed.
-        header: whether the first line is left out.
+        path: the file. If its name ends in ``.gz`` or ``.zst``, it is decompressed.
+        header: whether to leave out the first line.
 
     Raises:
-        DataError: it cannot be.
+        DataError: the file cannot be read.
     """
     with reading(path), _open(path) as file:
         if header:
@@ -82,10 +88,10 @@ def read_chunks(path: Path, *, header: bool = False) -> Iterator[bytes]:
 
 
 def first_line(path: Path) -> bytes:
-    """The first line of a file, decompressed, with a newline at its end; nothing where the file is empty.
+    """Return the first line of a file, decompressed and with a newline; b"" if it is empty.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     return b"".join(next(read_chunks(path), b"").partition(b"\n")[:2])
 
@@ -102,8 +108,93 @@ def _open(path: Path) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")))
 
 
+class LineFiles:
+    """The lines of text files in order. Each line is read from its file when it is needed.
+
+    Args:
+        paths: the files, which must not change from here on. A compressed file is read from a
+            decompressed copy, see ``cached``.
+        where: what messages start with.
+        header: whether the first line of each file is a header, which is not counted as a line.
+
+    Attributes:
+        first: the number of lines before each file, and at the end the number of all lines.
+
+    Raises:
+        DataError: the files have no line, or cannot be read.
+    """
+
+    def __init__(self, paths: Sequence[Path], where: str, *, header: bool = False) -> None:
+        self.paths = paths
+        self.where = where
+        self._header_lines = int(header)
+        parquet = next((path for path in paths if path.suffix == PARQUET), None)
+        if parquet:
+            what = f"{parquet} is Parquet, which has columns and no lines"
+            raise DataError(f"{where}: {what}; name its columns in sparse_slots and dense_slots, without a class")
+        self._files = [_decompressed(path, where) for path in paths]
+        indices = [_index(path, header) for path in self._files]
+        self._marks = [marks for marks, _, _ in indices]
+        self._versions = [version for _, _, version in indices]
+        self.first = [0, *accumulate(count for _, count, _ in indices)]
+        if not len(self):
+            raise DataError(f"{where}: there is no line in {', '.join(map(str, paths[:3]))}; check data_path")
+
+    def __len__(self) -> int:
+        """Return the number of lines."""
+        return self.first[-1]
+
+    def place(self, number: int) -> str:
+        """Return the place of a line for messages, such as ``/data/part-1, line 17``.
+
+        Args:
+            number: the number of the line, counted from 0 over all files.
+        """
+        file = bisect_right(self.first, number) - 1
+        return f"{self.paths[file]}, line {number - self.first[file] + 1 + self._header_lines}"
+
+    def read(self, numbers: Iterable[int]) -> bytes:
+        """Return the lines with these numbers, each with a newline.
+
+        Raises:
+            DataError: a file has changed since it was opened.
+        """
+        parts = []
+        for start, end in _runs(numbers):
+            number = start
+            while number < end:
+                file = bisect_right(self.first, number) - 1
+                before = self.first[file]
+                stop = min(end, self.first[file + 1])
+                parts.append(self._read(file, number - before, stop - before))
+                number = stop
+        return b"".join(parts)
+
+    def _read(self, file: int, start: int, end: int) -> bytes:
+        """Return the lines of one file from ``start`` to before ``end``, counted in the file."""
+        marks = self._marks[file]
+        # Read from the last mark before the lines to the first mark behind them.
+        block = start // STEP
+        position = marks[block]
+        stop = marks[min((end - 1) // STEP + 1, len(marks) - 1)]
+        descriptor = _OpenFile(str(self._files[file]), self._versions[file]).descriptor
+        text = os.pread(descriptor, stop - position, position)
+        text += b"" if text.endswith(b"\n") else b"\n"
+        first = _after(text, start - block * STEP, 0)
+        last = _after(text, end - start, first) if end % STEP else len(text)
+        if text.count(b"\n", first, last) != end - start:
+            raise DataError(f"{self.where}: {self.paths[file]} has changed since it was read first; begin anew")
+        return text[first:last]
+
+
 def _decompressed(path: Path, where: str) -> Path:
-    """A file whose lines can be found by their places: of a compressed one, a copy that is made once."""
+    """Return a file that can be read at any position.
+
+    That is the file itself, or of a compressed file a decompressed copy, which is made once.
+
+    Raises:
+        DataError: the file cannot be read, or the copy is damaged.
+    """
     if path.suffix not in COMPRESSED:
         return path
 
@@ -115,92 +206,23 @@ def _decompressed(path: Path, where: str) -> Path:
 
     folder = cached(content_key([path], "lines"), make, where)
     try:
-        whole = (folder / "lines").stat().st_size == int((folder / "size").read_text("utf-8"))
+        is_whole = (folder / "lines").stat().st_size == int((folder / "size").read_text("utf-8"))
     except (OSError, ValueError):
-        whole = False
-    if not whole:
+        is_whole = False
+    if not is_whole:
         raise DataError(f"{where}: {folder}, a copy of {path}, is damaged; remove that folder, to make it anew")
     return folder / "lines"
 
 
-class LineFiles:
-    """The lines of text files in their order, each read where it is when it is asked for.
-
-    Args:
-        paths: the files, which may not change from here on. Of a compressed one a decompressed copy is read, see ``cached``.
-        where: what messages begin with.
-        header: whether the first line of each is none of them.
-
-    Attributes:
-        first: how many lines come before each file, and at last all.
-
-    Raises:
-        DataError: they have no line, or cannot be read.
-    """
-
-    def __init__(self, paths: Sequence[Path], where: str, *, header: bool = False) -> None:
-        self.paths, self.where, self._above = paths, where, int(header)
-        if columns := next((path for path in paths if path.suffix == PARQUET), None):
-            what = "is Parquet, which has columns and no lines"
-            raise DataError(
-                f"{where}: {columns} {what}; name its columns in sparse_slots and dense_slots, without a class"
-            )
-        self._files = [_decompressed(path, where) for path in paths]
-        indices = [_index(path, header) for path in self._files]
-        self._marks = [marks for marks, _, _ in indices]
-        self._versions = [version for _, _, version in indices]
-        self.first = [0, *accumulate(count for _, count, _ in indices)]
-        if not len(self):
-            raise DataError(f"{where}: there is no line in {', '.join(map(str, paths[:3]))}; check data_path")
-
-    def __len__(self) -> int:
-        """How many lines there are."""
-        return self.first[-1]
-
-    def place(self, number: int) -> str:
-        """``/data/part-1, line 17`` of the line of that number, which counts from 0 over all files."""
-        file = bisect_right(self.first, number) - 1
-        return f"{self.paths[file]}, line {number - self.first[file] + 1 + self._above}"
-
-    def read(self, numbers: Iterable[int]) -> bytes:
-        """The lines of these numbers, each with a newline at its end.
-
-        Raises:
-            DataError: a file has changed since.
-        """
-        parts = []
-        for begin, end in _runs(numbers):
-            place = begin
-            while place < end:
-                file = bisect_right(self.first, place) - 1
-                before, stop = self.first[file], min(end, self.first[file + 1])
-                parts.append(self._read(file, place - before, stop - before))
-                place = stop
-        return b"".join(parts)
-
-    def _read(self, file: int, begin: int, end: int) -> bytes:
-        """Lines of one file."""
-        marks, block = self._marks[file], begin // STEP
-        start, stop = marks[block], marks[min((end - 1) // STEP + 1, len(marks) - 1)]
-        text = os.pread(_OpenFile(str(self._files[file]), self._versions[file]).descriptor, stop - start, start)
-        text += b"" if text.endswith(b"\n") else b"\n"
-        first = _after(text, begin - block * STEP, 0)
-        last = _after(text, end - begin, first) if end % STEP else len(text)
-        if text.count(b"\n", first, last) != end - begin:
-            raise DataError(f"{self.where}: {self.paths[file]} has changed since it was read first; begin anew")
-        return text[first:last]
-
-
-def _after(text: bytes, count: int, place: int) -> int:
-    """The place after so many lines; beyond the text where there are fewer."""
-    for _ in range(count):
-        place = text.find(b"\n", place) + 1 or len(text) + 1
-    return place
-
-
 def _index(path: Path, header: bool) -> tuple[array[int], int, _Version]:
-    """Where every STEP-th line begins, and the end of the file; how many lines there are; and which version this is."""
-    marks, number = array("q"), -1
+    """Read a file once.
+
+    Returns:
+        The positions of every ``STEP``-th line and of the end of the file; the number of lines; the
+        version of the file.
+    """
+    marks = array("q")
+    number = -1
     with reading(path), path.open("rb") as file:
         version = file_version(file.fileno())
         position = len(file.readline()) if header else 0
@@ -213,24 +235,34 @@ def _index(path: Path, header: bool) -> tuple[array[int], int, _Version]:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first, after the last) of each part in which every number is one more than the one before."""
-    begin = end = -1
+    """Yield (first, last + 1) of each run of consecutive numbers."""
+    start = -1
+    end = -1
     for number in numbers:
         if number != end:
-            if begin < end:
-                yield begin, end
-            begin = number
+            if start < end:
+                yield start, end
+            start = number
         end = number + 1
-    if begin < end:
-        yield begin, end
+    if start < end:
+        yield start, end
+
+
+def _after(text: bytes, count: int, place: int) -> int:
+    """Return the place ``count`` lines after ``place``; beyond the text if it has fewer lines."""
+    for _ in range(count):
+        place = text.find(b"\n", place) + 1 or len(text) + 1
+    return place
 
 
 @lru_cache(maxsize=32)
 class _OpenFile:
-    """A file, open until others have taken its place; a process may share it with those that it has forked.
+    """A file that stays open until others replace it in the cache.
+
+    A process shares it with the processes that it forks.
 
     Raises:
-        DataError: it is another version.
+        DataError: the file has another version.
     """
 
     def __init__(self, path: str, version: _Version) -> None:
@@ -239,11 +271,11 @@ class _OpenFile:
             raise DataError(f"{path} has changed since it was read first; begin anew")
 
     def __del__(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self.descriptor)
 
 
 def file_version(file: int | Path) -> _Version:
-    """Which file this is, its size, and when it was written."""
+    """Return the version of a file: its inode, its size, and when it was written."""
     stat = os.stat(file)
     return stat.st_ino, stat.st_size, stat.st_mtime_ns

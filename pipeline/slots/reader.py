@@ -314,7 +314,7 @@ class ReaderBase(IterableDataset[Any]):
         except (TypeError, ValueError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
             if len(samples) > 1:
-                # Name the sample whose values cannot be read even if it is alone.
+                # A sample whose values are wrong by themselves raises here.
                 for sample in samples:
                     self._field(name, [sample])
                 reason = "its shape is not that of the others of its batch"
