@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,27 @@ from pipeline.config.slots import Slots
 from pipeline.errors import DataError, one_of
 from pipeline.slots.slot_lines import fnv1a
 
-# Rows that are read at once.
+# How many rows are read at once.
 _ROWS = 4096
 
 
 class ParquetRows:
     """The rows of a file, as the text of lines ``slot:value slot:value …``.
 
-    A column is a slot: of numbers, of text, or of lists of these. A null, an empty list, or an empty text that is to be hashed,
-    is a slot that the line lacks.
+    Each column is a slot and holds numbers, text, or lists of these. A row lacks a slot if its
+    value is null, an empty list, or an empty text that would be hashed.
 
     Args:
-        path: of the file.
-        slots: what the lines may have.
+        path: the file.
+        slots: the slots that the lines may have.
 
     Attributes:
-        slots: of these lines: as they were given, but for the hash sizes; values are hashed here, since they may have blanks.
+        slots: the slots of the text. They have no hash sizes, because values are hashed here: they
+            may have blanks in them.
 
     Raises:
-        DataError: it cannot be read, or has a column that is no slot.
+        DataError: the file cannot be read, a column is not a slot of the config, two columns have
+            the same name, or there is no column with the target.
     """
 
     def __init__(self, path: Path, slots: Slots) -> None:
@@ -51,37 +52,49 @@ class ParquetRows:
                 raise DataError(f"{path}: {what}; add it to sparse_slots, dense_slots or ignored_slots")
             if names.count(name) > 1:
                 raise DataError(f"{path}: two columns are called {name}; rename one")
-        self._read, self._hashed = [name for name in names if name in slots.names], slots.hash_sizes
+        self._columns = [name for name in names if name in slots.names]
+        self._hash_sizes = slots.hash_sizes
         if slots.target not in names:
             raise DataError(f"{path}: there is no column {slots.target}, the target; it has {', '.join(names)}")
         self.slots = slots._replace(hash_sizes={}, delimiter="", columns=())
 
     def __iter__(self) -> Iterator[bytes]:
-        """Some lines at a time, each with a newline."""
+        """Yield the text of some lines at a time, each with a newline.
+
+        Raises:
+            DataError: the file cannot be read, or a column does not hold values of a slot.
+        """
         try:
-            # Within one group: pyarrow reads no dictionaries of two at once.
-            groups = (self._file.iter_batches(_ROWS, [group], self._read) for group in range(self._file.num_row_groups))
-            for batch in chain.from_iterable(groups):
-                fields = [self._fields(name, batch.column(name)) for name in self._read]
-                # Without the first, pyarrow would leave out rows that have nothing but nulls.
-                joined = pc.binary_join_element_wise("", *fields, " ", null_handling="skip")
-                lines = pa.ListArray.from_arrays([0, len(joined)], pc.utf8_slice_codeunits(joined, 1))
-                yield pc.binary_join(lines, "\n")[0].as_buffer().to_pybytes() + b"\n"
+            # One row group after the other, because pyarrow cannot read the dictionaries of two at
+            # once.
+            for group in range(self._file.num_row_groups):
+                for batch in self._file.iter_batches(_ROWS, [group], self._columns):
+                    yield self._text_of(batch)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self._path} cannot be read: {error}") from error
 
+    def _text_of(self, batch: Any) -> bytes:
+        """Return the text of a batch of rows."""
+        fields = [self._fields(name, batch.column(name)) for name in self._columns]
+        # The empty text before the fields keeps rows that have only nulls, which pyarrow would
+        # leave out. The blank behind it is cut off again.
+        joined = pc.binary_join_element_wise("", *fields, " ", null_handling="skip")
+        lines = pa.ListArray.from_arrays([0, len(joined)], pc.utf8_slice_codeunits(joined, 1))
+        text: bytes = pc.binary_join(lines, "\n")[0].as_buffer().to_pybytes()
+        return text + b"\n"
+
     def _fields(self, name: str, column: Any) -> Any:
-        """``name:value name:value …`` for each row; null where it has no value.
+        """Return ``name:value name:value …`` for each row; null for a row without a value.
 
         Raises:
-            DataError: these are no values of a slot.
+            DataError: the column does not hold values of a slot.
         """
         try:
             if not _is_list(column.type):
                 return pc.binary_join_element_wise(name, self._text(name, column), ":")
             lengths = pc.list_value_length(column).fill_null(0)
             offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-            # A null within a list is a value that cannot be read.
+            # A null in a list becomes an empty value, which the parser of lines reports.
             values = self._text(name, column.flatten()).fill_null("")
             joined = pc.binary_join(pa.ListArray.from_arrays(offsets, values), f" {name}:")
             return pc.if_else(pc.greater(lengths, 0), pc.binary_join_element_wise(name, joined, ":"), None)
@@ -90,16 +103,16 @@ class ParquetRows:
             raise DataError(f"{what}; write numbers, text, or lists of these, or add it to ignored_slots") from error
 
     def _text(self, name: str, values: Any) -> Any:
-        """Values as text; those that are hashed, their hashes."""
+        """Return values as text; for a hashed slot, the text of their hashes."""
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.int8())
-        if name not in self._hashed:
-            # A blank would be the end of a value, and begin another.
+        if name not in self._hash_sizes:
+            # A blank would end the value and start another one. This character is reported instead.
             return pc.replace_substring_regex(values.cast(pa.string()), "[\\x00-\\x20]", "\u2423")
         words = values if pa.types.is_binary(values.type) else values.cast(pa.string()).cast(pa.binary())
-        hashes = {word: str(fnv1a(word) % self._hashed[name]) for word in words.unique().to_pylist() if word}
+        hashes = {word: str(fnv1a(word) % self._hash_sizes[name]) for word in words.unique().to_pylist() if word}
         return pa.array([hashes.get(word) for word in words.to_pylist()], pa.string())
 
 
