@@ -1,4 +1,4 @@
-"""Builds an optimizer from its class, or from a function, and its options."""
+"""Builds a torch optimizer from its class, or from a function, and its options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,48 @@ from pipeline.config.schema import multiple_of
 from pipeline.errors import ConfigError, one_of
 from pipeline.user_code import class_path
 
-# A name or a class path, or the class itself, or a function.
+# The name or class path of an optimizer, its class, or a function that makes one of the parameters.
 Maker: TypeAlias = str | Callable[..., Optimizer]
 
 
+def build_optimizer(optim_type: Maker, parameters: list[Any], optim_conf: Mapping[str, Any]) -> Optimizer:
+    """Build an optimizer.
+
+    Example:
+        >>> from torch import nn
+        >>> build_optimizer("SGD", [*nn.Linear(2, 1).parameters()], {"learning_rate": 0.1}).defaults["lr"]
+        0.1
+
+    Args:
+        optim_type: its name, class path or class, or a function that makes it.
+        parameters: parameters or parameter groups. The rate of a group may be a multiple of the rate of
+            ``optim_conf``, such as ``"0.1x"``.
+        optim_conf: keyword arguments. ``learning_rate`` is ``lr``, unless the optimizer has an argument of this name.
+
+    Raises:
+        ConfigError: the class or function does not accept ``optim_conf`` or makes no optimizer, or the optimizer
+            does not have the options of the groups.
+    """
+    options = {option for group in parameters if isinstance(group, dict) for option in group.keys() - {"params"}}
+    optimizer = _call(maker_of(optim_type), parameters, optim_conf)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
+    if wrong := sorted(options - optimizer.defaults.keys()):
+        what = f"groups: {type(optimizer).__name__} has no option '{wrong[0]}'"
+        raise ConfigError(f"{what}{one_of(wrong[0], optimizer.defaults)}")
+    for group in optimizer.param_groups:
+        multiple = multiple_of(group["lr"])
+        if multiple is not None:
+            group["lr"] = optimizer.defaults["lr"] * multiple
+    return optimizer
+
+
 def maker_of(optim_type: Maker) -> Callable[..., Any]:
-    """The class of an optimizer, or the function that makes it of the parameters."""
+    """Return the class of an optimizer, or the function that makes it of the parameters.
+
+    Args:
+        optim_type: its name, class path or class, or the function.
+    """
     kind = class_path.spelling(optim_type, class_path.OPTIMIZERS)
     if callable(kind) and not isinstance(kind, type):
         return cast("Callable[..., Any]", kind)
@@ -25,30 +61,11 @@ def maker_of(optim_type: Maker) -> Callable[..., Any]:
     return class_path.load_class(path, Optimizer)
 
 
-def build_optimizer(optim_type: Maker, parameters: list[Any], optim_conf: Mapping[str, Any]) -> Optimizer:
-    """Build the optimizer, by its class or by a function of the parameters, which may be groups of them.
+def _call(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[str, Any]) -> Any:
+    """Call the class or function of an optimizer, and return what it makes.
 
     Raises:
-        ConfigError: it makes no optimizer, or one that has not the options of the groups.
-    """
-    options = {option for group in parameters if isinstance(group, dict) for option in group.keys() - {"params"}}
-    optimizer = _make(maker_of(optim_type), parameters, optim_conf)
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
-    if wrong := sorted(options - optimizer.defaults.keys()):
-        what = f"groups: {type(optimizer).__name__} has no option '{wrong[0]}'"
-        raise ConfigError(f"{what}{one_of(wrong[0], optimizer.defaults)}")
-    for group in optimizer.param_groups:
-        if (multiple := multiple_of(group["lr"])) is not None:
-            group["lr"] = optimizer.defaults["lr"] * multiple
-    return optimizer
-
-
-def _make(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[str, Any]) -> Any:
-    """Call the class or function of an optimizer.
-
-    Raises:
-        ConfigError: it does not take ``optim_conf``, or one of torch's refuses a value.
+        ConfigError: it does not accept ``optim_conf``, or an optimizer of torch refuses a value.
     """
     # A functools.partial has no name.
     name = getattr(maker, "__name__", repr(maker))
@@ -70,6 +87,7 @@ def _make(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
     try:
         return maker(parameters, **options)
     except (TypeError, ValueError, LookupError) as error:
+        # User code keeps its traceback.
         if not str(getattr(maker, "__module__", "")).startswith("torch."):
             raise
         what = ", ".join(f"{key}: {value}" for key, value in options.items())
@@ -79,5 +97,5 @@ def _make(maker: Callable[..., Any], parameters: list[Any], optim_conf: Mapping[
 def _takes_learning_rate(signature: inspect.Signature) -> bool:
     """Return whether an optimizer takes an argument ``learning_rate``, as a custom one may."""
     parameters = signature.parameters
-    takes_any = any(own.kind is inspect.Parameter.VAR_KEYWORD for own in parameters.values())
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return "learning_rate" in parameters or (takes_any and "lr" not in parameters)

@@ -14,14 +14,23 @@ Losses: TypeAlias = dict[str, Tensor]
 
 
 def losses_by_name(returned: Any, where: str) -> Losses:
-    """The losses that a method returned, by name; a single tensor is ``loss``, and a shape of (1,) is a scalar's.
+    """Return the losses that a method has returned, by name.
+
+    Example:
+        >>> import torch
+        >>> losses_by_name(torch.tensor([0.5]), "Model.loss")
+        {'loss': tensor(0.5000)}
 
     Args:
-        returned: a scalar tensor, or a mapping of them.
+        returned: a scalar tensor, which gets the name ``loss``, or a mapping of scalar tensors. The shape of a
+            scalar is () or (1,).
         where: the method, for messages.
 
+    Returns:
+        name -> loss of the shape ().
+
     Raises:
-        DataError: it is something else.
+        DataError: ``returned`` is something else.
     """
     losses = {"loss": returned} if isinstance(returned, Tensor) else returned
     if not isinstance(losses, Mapping) or not losses or not all(isinstance(loss, Tensor) for loss in losses.values()):

@@ -1,4 +1,7 @@
-"""SpeeChain's OptimScheduler: an optimizer of a model, its accumulation of gradients, and a schedule of its rate."""
+"""SpeeChain's OptimScheduler: an optimizer of a model, accumulation of gradients, and a schedule of the learning rate.
+
+The names are SpeeChain's.
+"""
 
 from __future__ import annotations
 
@@ -20,43 +23,65 @@ from pipeline.optim.windowed_optimizer import WindowedOptimizer
 
 
 class OptimScheduler(WindowedOptimizer):
-    """An optimizer over some of a model's parameters, the accumulation of their gradients, and a schedule of its rate.
+    """An optimizer of some parameters of a model, accumulation of their gradients, and a schedule of the learning rate.
 
-    Losses reach it through ``optimize`` or ``step``. It gathers the gradients of ``accum_grad`` batches, a window, and
-    then acts: once for ``step_per_update`` windows. A subclass says in ``update_lr`` what the rate is.
+    It is trained through ``step`` or ``optimize``. It accumulates the gradients of ``accum_grad`` batches, a
+    window, and steps once per ``step_per_update`` windows. A subclass is a schedule: ``sche_init`` takes its
+    arguments, and ``update_lr`` returns the rate. ``schedules.py`` has some.
+
+    SpeeChain clips the parameters of the whole model, sets one rate in all groups, and lets its decay and
+    ``ft_factor`` compound. Here clipping is confined to the parameters that are trained, groups keep the ratio
+    of their rates, and rates scale the base rate.
+
+    Example:
+        >>> import torch
+        >>> class Halving(OptimScheduler):
+        ...     def sche_init(self, every: int) -> None:
+        ...         self.every = every
+        ...
+        ...     def update_lr(self, real_step: int, epoch_num: int) -> float:
+        ...         return self.base_lr * 0.5 ** ((real_step - 1) // self.every)
+        >>> model = nn.Linear(2, 1)
+        >>> scheduler = Halving("SGD", {"lr": 0.1}, model, every=2)
+        >>> for _ in range(3):
+        ...     is_finite = scheduler.step(model(torch.ones(4, 2)).mean())
+        >>> scheduler.get_lr()
+        0.05
 
     Args:
-        optim_type: the name of a class of torch.optim, the class path of another, a class itself, or a function that
-            makes an optimizer of the parameters.
-        optim_conf: its keyword arguments; ``lr`` is the base rate, and ``learning_rate`` another name for it.
-        model: whose trainable parameters are optimized.
-        distributed: for SpeeChain's callers; whether processes share the work is the run's to know.
-        optim_loss: the name of the loss that it descends; None is ``loss``.
-        updated_modules: the dotted name of a part of the model, or several, to which it is confined; None is all of it.
-        step_per_update: windows for each of its steps; in the others nothing is computed for it.
-        use_amp: whether it takes the gradient scaler of a run in fp16, on a device that needs one.
-        accum_grad: batches in a window.
-        ft_factor: scales every rate.
-        grad_clip: largest norm of the gradients of its own parameters; None does not clip.
-        grad_norm_type: the p of that norm.
-        grad_clip_value: largest absolute value of a gradient; None does not clip. With both, the norm comes first.
-        groups: parameter groups by the names of parameters or modules: ``{"params": "*.bias", "weight_decay": 0}``, with
-            ``params`` a pattern or several. The first that matches has a parameter; what none matches is the last group,
+        optim_type: the name of a class of torch.optim, the class path of another class, a class, or a function
+            that makes an optimizer of the parameters.
+        optim_conf: the keyword arguments of the optimizer. ``lr`` is the base rate; ``learning_rate`` means the same.
+        model: its trainable parameters are optimized.
+        distributed: accepted for SpeeChain's callers. The run decides whether processes share the work.
+        optim_loss: the name of the loss that it minimizes; None is ``loss``.
+        updated_modules: the dotted name of a part of the model, or multiple names, to train only these; None
+            trains the whole model.
+        step_per_update: the number of windows per step. In the other windows nothing is computed for it.
+        use_amp: whether it uses the gradient scaler of a run in fp16, on a device that needs one.
+        accum_grad: the number of batches in a window.
+        ft_factor: a factor of every rate.
+        grad_clip: the largest norm of the gradients of its parameters; None does not clip.
+        grad_norm_type: the p of this norm.
+        grad_clip_value: the largest absolute value of a gradient; None does not clip. With ``grad_clip`` too,
+            the norm is clipped first.
+        groups: parameter groups by the names of parameters or modules, such as
+            ``{"params": "*.bias", "weight_decay": 0}``; ``params`` is a pattern or a list of patterns. A
+            parameter is in the first group that matches. Parameters that no group matches are the last group,
             with ``optim_conf`` alone. A rate ``"0.1x"`` is a multiple of the base rate.
-        remove_vector_weight_decay: whether vectors (biases, norms) have no weight decay, but in a group that sets it.
-        lazy_mode: whether of a parameter with a sparse gradient only the rows are stepped that have one. PaddlePaddle's name.
-        sche_conf: passed on to ``sche_init``.
+        remove_vector_weight_decay: whether vectors (biases, norms) have no weight decay, except in a group that
+            sets it.
+        lazy_mode: whether only the rows of a parameter that have a sparse gradient are stepped. The name is
+            PaddlePaddle's.
+        sche_conf: the arguments of ``sche_init``.
 
     Attributes:
-        model, optim_loss, updated_modules: as they were given; one module is a list of one.
-        distributed: whether it was given as true, or several processes share the work.
+        model, optim_loss, updated_modules: the arguments; one module is a list of one.
+        distributed: whether the argument was true, or multiple processes share the work.
         losses: the losses of the last ``optimize`` in which this scheduler was the first one, detached.
 
     Raises:
-        ConfigError: an argument is out of range, a module is not there, or nothing in it is trained.
-
-    SpeeChain clips the parameters of the whole model, writes one rate into every group, and lets its decay and
-    ``ft_factor`` compound; here each is confined to the own parameters, group ratios stay, and rates scale the base.
+        ConfigError: an argument is out of range, a module does not exist, or nothing in it is trained.
     """
 
     def __init__(
@@ -79,25 +104,29 @@ class OptimScheduler(WindowedOptimizer):
         lazy_mode: bool = False,
         **sche_conf: Any,
     ) -> None:
-        _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor)
-        _above_zero(grad_clip=grad_clip, grad_clip_value=grad_clip_value)
+        _require_above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor)
+        _require_above_zero(grad_clip=grad_clip, grad_clip_value=grad_clip_value)
+        self.model = model
+        self.optim_loss = optim_loss
         modules = [updated_modules] if isinstance(updated_modules, str) else updated_modules
-        self.model, self.optim_loss = model, optim_loss
         self.updated_modules = None if modules is None else list(modules)
         names = trainable_parameters(model, self.updated_modules)
         parameters: list[Any] = list(names.values())
         if groups or remove_vector_weight_decay:
-            # Checkpoints have the names of a model that is no Brain without this one.
+            # Checkpoints of a model that is not a Brain have its names without this prefix.
             root = "model." if [name for name, _ in model.named_children()] == ["model"] else ""
             parameters = parameter_groups(names, groups, root, spare_vectors=remove_vector_weight_decay)
         optimizer = build_optimizer(optim_type, parameters, optim_conf)
         sparse = sparse_parameters(model, names)
-        (step_lazily if lazy_mode else require_lazy_mode)(optimizer, sparse)
+        if lazy_mode:
+            step_lazily(optimizer, sparse)
+        else:
+            require_lazy_mode(optimizer, sparse)
         super().__init__(
             optimizer,
             names,
             loss_name=optim_loss or "loss",
-            # What the patterns leave, with the base rate, is the last group.
+            # The last group has the parameters that no pattern matches, with the base rate.
             base_group=-1 if groups else 0,
             step_per_update=step_per_update,
             use_amp=use_amp,
@@ -129,39 +158,41 @@ class OptimScheduler(WindowedOptimizer):
         logger: Any = None,
         samples: int | None = None,
     ) -> bool:
-        """Train on the losses of one batch, by hand: ``optimize(losses, [self])``.
+        """Train on the losses of one batch, in a loop that user code has written: ``optimize(losses, [self])``.
 
-        Several OptimSchedulers may step on the losses of one forward, one after the other; so unless this one trains
-        all there is, the graph stays until the losses are dropped. Where one changes what another's gradient passes
-        through, ``optimize`` steps them at once. Afterwards ``get_lr`` is the rate of the window, also of one that is open.
+        Multiple OptimSchedulers may step on the losses of one forward, one after the other. So unless this one
+        trains all parameters, the graph is kept until the losses are dropped. If one changes weights that the
+        gradient of another passes through, step both at once with ``optimize``. Afterwards ``get_lr`` returns
+        the rate of the window, even if the window is open.
 
         Args:
             losses: name -> scalar.
-            time_func: ``time_func([what, optim_name])`` gives a block in which the time is measured: ``loss_backward_time``,
-                then ``optim_time``. None measures nothing.
-            optim_name: how the times are named.
-            step_num: the batch, counted from 1; it says where in its window the batch is. None counts on.
-            epoch_num: counted from 1; None: the one of the run, or the first.
-            logger: not needed; SpeeChain's callers give one.
-            samples: how many the batch has, by which it counts in a window of several; None: those of the run's batch,
-                or all alike.
+            time_func: ``time_func([what, optim_name])`` returns a context manager that measures the time of
+                ``loss_backward_time``, then of ``optim_time``. None measures nothing.
+            optim_name: the name that ``time_func`` gets.
+            step_num: the number of the batch, counted from 1, which sets its place in the window; None counts on.
+            epoch_num: the current epoch, counted from 1; None is the epoch of the run, or the first one.
+            logger: accepted for SpeeChain's callers, and not used.
+            samples: how many samples the batch has, its weight in a window of multiple batches. None counts the
+                samples of the batch of the run; without a run all batches have the same weight.
 
         Returns:
             Whether the loss was finite.
         """
         if step_num is not None:
-            self.move_to(step_num - 1)
+            self.move_to_batch(step_num - 1)
         epoch = None if epoch_num is None else epoch_num - 1
         with nullcontext() if time_func is None else self._timed(time_func, optim_name):
             finite, _ = optimize(losses, [self], epoch, samples, retain_graph=not self.owns_all)
         if self.window.batches and not self.constant and self.acts():
-            rate = self.update_lr(self.real_step + 1, (self.epoch if epoch is None else epoch) + 1)
-            self.set_rate(self.ft_factor * self._rate_of(rate, self.real_step + 1))
+            window = self.real_step + 1
+            rate = self.update_lr(window, (self.epoch if epoch is None else epoch) + 1)
+            self.set_rate(self.ft_factor * self._checked_rate(rate, window))
         return finite
 
     @contextmanager
     def _timed(self, time_func: Any, optim_name: str) -> Iterator[None]:
-        """Measure backward, and apart from it what comes afterwards."""
+        """Measure the backward, and separately everything after it."""
         hook = self.after_backward
         with ExitStack() as measured:
 
@@ -179,11 +210,11 @@ class OptimScheduler(WindowedOptimizer):
                 self.after_backward = hook
 
     def get_lr(self) -> float:
-        """The rate of the first group now; with ``groups`` of the last."""
-        return float(self.optimizer.param_groups[self._base]["lr"])
+        """Return the present rate of the first group; with ``groups``, of the last one."""
+        return float(self.optimizer.param_groups[self._base_group]["lr"])
 
     def extra_repr_fn(self) -> str:
-        """More text for the description, from a subclass."""
+        """Return text that a subclass adds to the ``repr``."""
         return ""
 
     def __repr__(self) -> str:
@@ -194,7 +225,7 @@ class OptimScheduler(WindowedOptimizer):
         )
 
 
-def _above_zero(**numbers: float | None) -> None:
+def _require_above_zero(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not value > 0:
             remedy = "; None does not clip" if name.startswith("grad_clip") else ""
@@ -210,29 +241,43 @@ def optimize(
     last: bool = False,
     retain_graph: bool = False,
 ) -> tuple[bool, bool]:
-    """Train on the losses of one batch, by hand: first one backward for each loss, then each scheduler steps.
+    """Train on the losses of one batch, in a loop that user code has written.
 
-    Autocast is left meanwhile. A loop of one's own finds the losses in ``optim_schedulers[0].losses``, to report them.
-    The order of ``optim_schedulers`` does not change the weights.
+    First one backward runs for each loss, then each scheduler whose window is full steps. Autocast is off
+    meanwhile. Afterwards ``optim_schedulers[0].losses`` has the losses, for a loop that reports them. The order
+    of ``optim_schedulers`` does not change the weights.
+
+    Example:
+        >>> import torch
+        >>> from pipeline.optim.schedules import Constant
+        >>> encoder, decoder = nn.Linear(2, 3), nn.Linear(3, 1)
+        >>> schedulers = {
+        ...     "encoder": Constant("Adam", {"lr": 0.001}, encoder),
+        ...     "decoder": Constant("SGD", {"lr": 0.1}, decoder),
+        ... }
+        >>> optimize(decoder(encoder(torch.ones(4, 2))).mean(), schedulers)
+        (True, True)
 
     Args:
-        losses: name -> scalar that is a mean over the samples of the batch; a single tensor is ``loss``.
-        optim_schedulers: those that the losses drive, also by name; no other parameter gets a gradient.
-        epoch: counted from 0; None: the one of the run, or the first.
-        samples: how many the batch has; with accumulation, losses are weighted by it. With 0 the batch contributes
-            nothing, whatever its losses are. None: the samples of the batch that the phase of a scheduler is at, or all
-            batches alike.
+        losses: name -> scalar, a mean over the samples of the batch; a single tensor is ``loss``.
+        optim_schedulers: the schedulers that minimize these losses; a mapping has them by name. No parameter of
+            another scheduler gets a gradient.
+        epoch: the current epoch, counted from 0; None is the epoch of the run, or the first one.
+        samples: how many samples the batch has. With accumulation, losses are weighted by it. With 0, the batch
+            contributes nothing, whatever its losses are. None counts the samples of the active batch of the
+            phase of a scheduler; without a phase all batches have the same weight.
         last: whether this is the last batch of a pass, which closes every accumulation window.
-        retain_graph: whether more is to go backward through the graph, as torch's ``backward`` has it.
+        retain_graph: whether the graph is kept for another backward, as in torch's ``backward``.
 
     Returns:
-        (False where a loss is known not to be finite: on a GPU that is known later; whether a window was closed in which
-        a scheduler acted).
+        Two flags: False if a loss is known not to be finite, which on a GPU is known later; and whether a
+        window was closed in which a scheduler acted.
 
     Raises:
-        DataError: a scheduler's loss is not there, no scalar, or has no gradient; or schedulers of several phases
-            minimize one loss, and the batches of these phases have different numbers of samples.
-        ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
+        DataError: the loss of a scheduler does not exist, is no scalar, or has no gradient; or schedulers of
+            multiple phases minimize one loss, and the batches of these phases have different numbers of samples.
+        ConfigError: two schedulers train the same parameter, or share a gradient scaler and have windows of
+            different lengths.
     """
     schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
     losses = losses_by_name(losses, "optimize")
@@ -241,22 +286,22 @@ def optimize(
         epoch = max(scheduler.epoch for scheduler in schedulers)
     under_autocast = any(scheduler.record.under_autocast for scheduler in schedulers)
     try:
-        with _autocast_left(schedulers) if under_autocast else nullcontext():
+        with _autocast_off(schedulers) if under_autocast else nullcontext():
             outcome = backward_and_step(losses, schedulers, epoch, samples, last=last, retain_graph=retain_graph)
     except RuntimeError as error:
         if "through the graph a second time" in str(error) or "inplace operation" in str(error):
             error.add_note("OptimSchedulers whose losses share a graph step at once: optimize(losses, [first, second])")
         raise
-    noted = {name: loss.detach() for name, loss in losses.items()}
-    schedulers[0].losses = noted
+    detached = {name: loss.detach() for name, loss in losses.items()}
+    schedulers[0].losses = detached
     for record in {id(scheduler.record): scheduler.record for scheduler in schedulers}.values():
-        record.add_losses(noted)
+        record.add_losses(detached)
     return outcome
 
 
 @contextmanager
-def _autocast_left(optim_schedulers: Sequence[OptimScheduler]) -> Iterator[None]:
-    """Switch autocast off on the devices of some schedulers, as ``without_autocast`` does on one."""
+def _autocast_off(optim_schedulers: Sequence[OptimScheduler]) -> Iterator[None]:
+    """Switch autocast off on the devices of all schedulers, until the block ends."""
     devices = {scheduler.parameters[0].device.type: scheduler.parameters[0].device for scheduler in optim_schedulers}
     with ExitStack() as stack:
         for device in devices.values():

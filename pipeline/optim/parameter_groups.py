@@ -10,17 +10,25 @@ from torch import Tensor, nn
 from pipeline.checkpoint.weights import match_names, suggest_names, unmatched_pattern
 from pipeline.errors import ConfigError, one_of
 
-# Options of a parameter group, and its parameters as ``params``.
+# The options of a parameter group, with its parameters as ``params``.
 Group: TypeAlias = dict[str, Any]
 Groups: TypeAlias = Sequence[Mapping[str, Any]]
 
-
-# What torch.compile puts before the names in a module that it wraps.
+# The prefix that torch.compile adds to the names in a module that it wraps.
 COMPILED = "_orig_mod."
 
 
 def trainable_parameters(model: nn.Module, updated_modules: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
-    """The trainable parameters of the whole model, or of some parts of it, by name; each once.
+    """Return the trainable parameters of a model, or of some parts of it, by name; each one once.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        >>> list(trainable_parameters(model, "1"))
+        ['1.weight', '1.bias']
+
+    Args:
+        model: the whole model.
+        updated_modules: the dotted name of a part, or multiple names; None is the whole model.
 
     Raises:
         ConfigError: the model has no such part, or nothing in it is trained.
@@ -41,52 +49,73 @@ def trainable_parameters(model: nn.Module, updated_modules: str | Iterable[str] 
 
 
 def _part(model: nn.Module, name: str) -> nn.Module:
-    """A submodule by its name, also within a compiled module."""
+    """Return a submodule by its dotted name, also within a compiled module."""
     part = model
     for child in name.split("."):
         part = getattr(part, "_orig_mod", part)
-        below = {key: module for key, module in part._modules.items() if module is not None}
-        if child not in below:
-            raise ConfigError(f"updated_modules: {type(model).__name__} has no part '{name}'{one_of(child, below)}")
-        part = below[child]
+        children = {key: module for key, module in part._modules.items() if module is not None}
+        if child not in children:
+            raise ConfigError(f"updated_modules: {type(model).__name__} has no part '{name}'{one_of(child, children)}")
+        part = children[child]
     return part
 
 
 def without_decay(parameters: Iterable[Tensor], options: Mapping[str, Any] | None = None) -> list[Group]:
-    """Two parameter groups: vectors (biases, norms) without weight decay first, then all others, both with the options."""
-    parameters, options = list(parameters), options or {}
+    """Return two parameter groups: vectors (biases, norms) without weight decay, then all others.
+
+    Example:
+        >>> groups = without_decay(nn.Linear(2, 1).parameters(), {"weight_decay": 0.1})
+        >>> [group["weight_decay"] for group in groups]
+        [0.0, 0.1]
+
+    Args:
+        parameters: the parameters of both groups.
+        options: the options of both groups, except for the weight decay of the vectors.
+    """
+    parameters = list(parameters)
+    options = options or {}
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     others = [parameter for parameter in parameters if parameter.ndim > 1]
     return [{**options, "params": vectors, "weight_decay": 0.0}, {**options, "params": others}]
 
 
 def parameter_groups(names: Mapping[str, Tensor], groups: Groups, root: str, *, spare_vectors: bool) -> list[Group]:
-    """Divide parameters by the patterns of ``groups``; those that none matches are the last group.
+    """Divide parameters by the patterns of ``groups``. Parameters that no pattern matches are the last group.
+
+    Example:
+        >>> names = dict(nn.Linear(2, 1).named_parameters())
+        >>> made = parameter_groups(names, [{"params": "bias", "lr": 0.2}], "", spare_vectors=False)
+        >>> [group.get("lr") for group in made]
+        [0.2, None]
 
     Args:
         names: name -> parameter.
-        groups: ``{params: pattern or patterns, option: value, …}``; of two that match a parameter, the first has it.
-        root: what a pattern may leave out at the beginning of a name.
-        spare_vectors: whether vectors become groups of their own without weight decay, where the group does not set it.
+        groups: ``{params: pattern or patterns, option: value, …}``. A parameter is in the first group that
+            matches it.
+        root: a prefix of the names that a pattern may leave out.
+        spare_vectors: whether the vectors of a group become a separate group without weight decay, unless the
+            group sets the weight decay.
 
     Returns:
-        What torch's optimizers take; no group is empty.
+        Groups as torch's optimizers take them; no group is empty.
 
     Raises:
-        ConfigError: a pattern matches nothing, or nothing that is left.
+        ConfigError: a pattern matches nothing, or only parameters of earlier groups.
     """
-    remaining, made, short = dict(names), list[Group](), [name.removeprefix(root) for name in names]
+    remaining = dict(names)
+    short_names = [name.removeprefix(root) for name in names]
+    made: list[Group] = []
     for index, group in enumerate(groups):
         options = {"lr" if key == "learning_rate" else key: value for key, value in group.items()}
         patterns = [options["params"]] if isinstance(options["params"], str) else options["params"]
-        if wrong := unmatched_pattern(patterns, [*names, *short]):
+        if wrong := unmatched_pattern(patterns, [*names, *short_names]):
             what = f"groups.{index}.params: '{wrong}' matches no parameter that is trained"
-            raise ConfigError(f"{what}{suggest_names(wrong, short)}")
-        own = [name for name in remaining if match_names(patterns, [name, name.removeprefix(root)])]
-        if not own:
+            raise ConfigError(f"{what}{suggest_names(wrong, short_names)}")
+        matched = [name for name in remaining if match_names(patterns, [name, name.removeprefix(root)])]
+        if not matched:
             what = f"groups.{index}.params: {', '.join(patterns)} matches only what groups before it have"
             raise ConfigError(f"{what}; of two that match, the first has the parameter: put the narrower one first")
-        made.append({**options, "params": [remaining.pop(name) for name in own]})
+        made.append({**options, "params": [remaining.pop(name) for name in matched]})
     made.append({"params": list(remaining.values())})
     if spare_vectors:
         halves = [[group] if "weight_decay" in group else without_decay(group["params"], group) for group in made]

@@ -14,15 +14,15 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def autocast(precision: str, device: torch.device, *, steps: bool = False) -> torch.autocast | None:
-    """The autocast context of a forward pass; nothing in fp32.
+    """Return the autocast context of a forward pass; None in fp32.
 
     Args:
         precision: fp32, fp16 or bf16.
-        device: where it computes.
-        steps: whether weights change inside of the block; then no cast weights are cached.
+        device: the device of the model.
+        steps: whether weights change inside the block; then no cast weights are cached.
 
     Raises:
-        ConfigError: fp16 on a CPU, which has no kernels for it that would be worth it.
+        ConfigError: fp16 on a CPU, which has no useful kernels for it.
     """
     if precision == "fp32":
         return None
@@ -32,7 +32,7 @@ def autocast(precision: str, device: torch.device, *, steps: bool = False) -> to
 
 
 def autocast_enabled(device: torch.device) -> bool:
-    """Whether autocast is active."""
+    """Return whether autocast is active on a device."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
@@ -40,8 +40,9 @@ def autocast_enabled(device: torch.device) -> bool:
 def without_autocast(device: torch.device) -> Iterator[None]:
     """Switch autocast off until the block ends.
 
-    An autocast inside of another keeps the weights that it has cast until the outer one is left: here they are forgotten,
-    those that an evaluation has cast without gradients before, and those that the block has cast before it changes them.
+    Torch caches the weights that it has cast until the outermost autocast ends. The cache is cleared before the
+    block, because an evaluation may have cached weights without gradients, and after it, because the block may
+    have changed weights that it has cached.
     """
     torch.clear_autocast_cache()
     try:
@@ -52,5 +53,5 @@ def without_autocast(device: torch.device) -> Iterator[None]:
 
 
 def make_scaler(precision: str, device: torch.device) -> GradScaler | None:
-    """The scaler that keeps small gradients above zero in fp16; elsewhere None."""
+    """Return the scaler that keeps small gradients above zero in fp16 on a GPU; otherwise None."""
     return GradScaler(device.type) if precision == "fp16" and device.type != "cpu" else None
