@@ -1,4 +1,4 @@
-"""What the network stage built for a phase; and what the keys of a runner mean for its passes."""
+"""What the network stage has built for a phase, and what the keys of a runner mean for its passes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ from pipeline.user_code.tracebacks import error_context
 
 
 def phase_of(name: str, context: Context) -> Phase:
-    """``context["model"][name]``.
+    """Return ``context["model"][name]``.
+
+    Args:
+        name: the name of the phase.
+        context: after the network stage.
 
     Raises:
-        ContextError: the network stage left no such entry.
+        ContextError: the network stage has written no such entry.
     """
     entry = _entry_of(context, "model", name, "entry for phase")
     if not isinstance(entry, Mapping):
@@ -32,8 +36,21 @@ def phase_of(name: str, context: Context) -> Phase:
     return entry if isinstance(entry, Phase) else Phase(name, entry)
 
 
+def loader_of(dataset: str, context: Context) -> Any:
+    """Return ``context["dataset"][dataset]``.
+
+    Args:
+        dataset: the name of the dataset.
+        context: after the network stage.
+
+    Raises:
+        ContextError: the network stage has written no such loader.
+    """
+    return _entry_of(context, "dataset", dataset, "loader")
+
+
 def _entry_of(context: Context, key: str, name: str, what: str) -> Any:
-    """``context[key][name]``; ``what`` it is, for the message."""
+    """Return ``context[key][name]``; ``what`` describes it in the message."""
     entries = context[key]
     if isinstance(entries, Mapping) and name in entries:
         return entries[name]
@@ -41,18 +58,9 @@ def _entry_of(context: Context, key: str, name: str, what: str) -> Any:
     raise ContextError(f"context['{key}'] has no {what} '{name}'{known}; the network stage has to write it")
 
 
-def loader_of(dataset: str, context: Context) -> Any:
-    """``context["dataset"][dataset]``.
-
-    Raises:
-        ContextError: the network stage left no such loader.
-    """
-    return _entry_of(context, "dataset", dataset, "loader")
-
-
 @contextmanager
 def phase_errors(name: str) -> Iterator[None]:
-    """What is wrong with data, losses or options is reported with the phase in which it was found."""
+    """Add the name of the phase to errors about data, losses or options that are raised in the block."""
     address = f"phase.{name}"
     with error_context(address):
         try:
@@ -65,7 +73,14 @@ def phase_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
-    """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``, like ``optim_conf``."""
+    """Add the place in the config to an error of an optimizer or schedule that is raised in the block.
+
+    Args:
+        address: where the optimizer or schedule is in the config.
+        config: the config.
+        arguments: where its arguments are, such as ``groups`` and ``optim_conf``, relative to ``address``; ``""`` if
+            they are at ``address``.
+    """
     try:
         yield
     except ConfigError as error:
@@ -73,7 +88,7 @@ def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator
         if inside.startswith("groups."):
             address = f"{address}{arguments}.{inside}"
         elif inside == "optim_conf":
-            # The keys of hyper_parameters.optimizer are the arguments of the optimizer.
+            # The keys of hyper_parameters.optimizer are the arguments of the optimizer themselves.
             address = f"{address}{arguments}.{inside}" if arguments else address
         else:
             message = str(error)
@@ -84,10 +99,10 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context, *, ignore_
     """Return the batches of one pass over a dataset, as many as it and the runner allow.
 
     Args:
-        dataset: its name.
-        runner: whose pass it is.
+        dataset: the name of the dataset.
+        runner: the runner that makes the pass.
         context: after the network stage.
-        ignore_debug: whether to return the pass of the whole training, also in a debug run.
+        ignore_debug: whether to return the pass of the whole training, even in a debug run.
     """
     loader = loader_of(dataset, context)
     if runner.overfit_batches:
@@ -97,24 +112,33 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context, *, ignore_
 
 
 def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None, *, ignore_debug: bool = False) -> Any:
-    """Limit a loader to its own ``limit_batches``, else the runner's, and to a debug run's."""
+    """Return a loader with at most as many batches as its dataset and the runner allow.
+
+    Args:
+        loader: any loader.
+        runner: its ``limit_batches`` holds for datasets without a limit; in a debug run, also its ``debug_batches``.
+        own_limit: ``limit_batches`` of the dataset; None if it has none.
+        ignore_debug: whether to ignore that the run is a debug run.
+    """
     is_debug = runner.debug and not ignore_debug
     limits = [own_limit or runner.limit_batches, runner.debug_batches if is_debug else None]
-    most = min((limit for limit in limits if limit), default=0)
-    return LimitedLoader(loader, most) if most else loader
+    smallest = min((limit for limit in limits if limit), default=0)
+    return LimitedLoader(loader, smallest) if smallest else loader
 
 
 def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:
-    """Where several ranks train: all take the first weights of rank 0, and others than that draw numbers of their own.
+    """Let multiple ranks start a training: with the weights of rank 0, and with different random numbers.
+
+    The random generators of rank 0 stay as they are.
 
     Args:
-        modules: what is trained; a restore comes after it.
-        seed: what rank 0 was seeded with; None: nothing.
+        modules: the modules that are trained. Checkpoints are restored after this.
+        seed: the seed of rank 0; None if it was not seeded.
     """
     world = current_world()
     if world.size > 1:
-        broadcast_tensors([own for module in modules for own in (*module.parameters(), *module.buffers())], world)
+        broadcast_tensors([tensor for module in modules for tensor in (*module.parameters(), *module.buffers())], world)
     if world.rank:
-        own = mix(torch.initial_seed() if seed is None else seed, world.rank)
-        torch.manual_seed(own)
-        seed_generators(own)
+        rank_seed = mix(torch.initial_seed() if seed is None else seed, world.rank)
+        torch.manual_seed(rank_seed)
+        seed_generators(rank_seed)

@@ -1,4 +1,4 @@
-"""How long the training is, for the learning rate schedules that depend on it."""
+"""The length of the training, for learning rate schedules that depend on it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pipeline.errors import ConfigError
 from pipeline.optim.planned_schedule import PlannedSchedule
 from pipeline.optim.windowed_optimizer import WindowedOptimizer
 
+_WRITE_STEPS = "give the runner max_steps, or write the schedule's total_steps, and warmup_steps as a number of steps"
+
 
 class PlannedLength(NamedTuple):
     """The length of the training for which schedules were planned.
@@ -28,35 +30,39 @@ class PlannedLength(NamedTuple):
 
 
 def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> PlannedLength:
-    """Say to each schedule that asks how long the training is, before the first step, how long it is.
+    """Give the length of the training to each schedule that depends on it, before the first step.
 
-    A debug run ends earlier, but it builds the schedules of the whole training. So it finds what is
-    wrong with them, and trains with the rates of the first steps.
+    A debug run ends earlier, but its schedules are planned for the whole training. So it finds the faults of the
+    schedules, and trains with the rates of the first steps.
 
     Args:
-        runner: what is trained.
-        phases: its phases, in order.
-        context: after network and startup.
-        own: what of the user's decides how long it is; ``""``: the runner's keys and the data do.
+        runner: the runner that trains.
+        phases: the phases of the runner, in order.
+        context: after the network and startup stages.
+        own: the user code that decides how long the training is; ``""`` if the runner's keys and the data decide.
 
     Returns:
-        What the schedules were told.
+        The lengths that the schedules were given.
 
     Raises:
-        ConfigError: nobody knows; or a schedule would end before the training, or contradicts its length.
+        ConfigError: a schedule needs the length and it is not known; or a schedule would end before the training,
+            or contradicts its length.
     """
     plan = PlannedLength({}, {})
-    for phase in (phase for phase in phases if phase.model_of is None):
-        for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
-            if not isinstance(scheduler, PlannedSchedule):
+    for phase in phases:
+        # A phase that trains the model of another one uses its optimizers.
+        if phase.model_of is not None:
+            continue
+        for name, schedule in context["model"][phase.name]["optim_schedulers"].items():
+            if not isinstance(schedule, PlannedSchedule):
                 continue
-            is_planned = scheduler.is_open and scheduler.per == "step"
-            needed = own or _steps_needed(scheduler, phase, runner, phases, context)
+            counts_steps = schedule.is_open and schedule.per == "step"
+            needed = own or _steps_needed(schedule, phase, runner, phases, context)
             address = f"phase.{phase.name}.optim_schedulers.{name}"
             with faults_at(address, context["config"]):
-                _plan(scheduler, needed)
-            if is_planned and isinstance(needed, int):
-                sharing = [own.name for own in phases if phase.name in (own.name, own.model_of)]
+                _plan(schedule, needed)
+            if counts_steps and isinstance(needed, int):
+                sharing = [other.name for other in phases if phase.name in (other.name, other.model_of)]
                 plan.steps.update(dict.fromkeys(sharing, needed))
     if plan.steps:
         for phase in phases:
@@ -65,24 +71,29 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
     return plan
 
 
-def _plan(scheduler: PlannedSchedule, needed: int | str) -> None:
-    """Say to a schedule how many steps the training needs; a text is why nobody knows."""
+def _plan(schedule: PlannedSchedule, needed: int | str) -> None:
+    """Give a schedule the steps of the training; a text says why they are not known."""
     if isinstance(needed, str):
-        if scheduler.is_open:
+        if schedule.is_open:
             raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
-    elif scheduler.is_open:
-        scheduler.take_length(needed)
+    elif schedule.is_open:
+        schedule.take_length(needed)
     else:
-        scheduler.check_length(needed)
-
-
-_WRITE_STEPS = "give the runner max_steps, or write the schedule's total_steps, and warmup_steps as a number of steps"
+        schedule.check_length(needed)
 
 
 def _steps_needed(
     schedule: PlannedSchedule, owner: PhaseSchema, runner: RunnerSchema, phases: list[PhaseSchema], context: Context
 ) -> int | str:
-    """How many steps of the schedule the whole training takes; a text is why nobody knows."""
+    """Return how many steps of a schedule the whole training has; a text says why this is not known.
+
+    Args:
+        schedule: counts windows or epochs.
+        owner: the phase whose optimizer the schedule belongs to.
+        runner: the runner that trains.
+        phases: the phases of the runner, in order.
+        context: after the network and startup stages.
+    """
     models = context["model"]
     batches: dict[str, int | None] = {}
     for phase in phases:
@@ -90,13 +101,13 @@ def _steps_needed(
         batches[phase.name] = length(loader)
     sharing = [phase.name for phase in phases if owner.name in (phase.name, phase.model_of)]
     for name in sharing:
-        # One of the user's own makes as many steps as it likes.
+        # User code may make any number of steps per batch.
         if not models[name]["updater"].is_plain(models[name]["brain"]):
             return f"phase '{name}' has an updater or a fit_batch of its own"
     unknown = [f"dataset.{phase.dataset_name} has no length" for phase in phases if batches[phase.name] is None]
     if unknown and len(phases) > 1:
         return unknown[0]
-    # A single phase without a length is one pass that does not end.
+    # The pass of a single phase without a length does not end.
     counts = {name: NEVER if count is None else count for name, count in batches.items()}
     windows = {phase.name: _window_of(models[phase.name]["optim_schedulers"].values()) for phase in phases}
     if runner.optimizer_step_limit and not all(windows.values()):
@@ -104,39 +115,51 @@ def _steps_needed(
     iterations = _iterations(runner, counts, windows)
     if iterations >= NEVER:
         return unknown[0] if unknown else "nothing that counts steps ends the training"
-    whole, remaining = divmod(iterations, sum(counts.values()))
-    passes, closed = {}, {}
+    whole_epochs, remaining = divmod(iterations, sum(counts.values()))
+    passes: dict[str, int] = {}
+    closed_windows: dict[str, int] = {}
     for name, count in counts.items():
         # The last epoch may be cut short.
-        last = min(count, remaining)
-        remaining -= last
-        passes[name] = whole + bool(last)
-        closed[name] = whole * -(-count // schedule.accum_grad) + -(-last // schedule.accum_grad)
-    return max(passes[name] for name in sharing) if schedule.per == "epoch" else sum(closed[name] for name in sharing)
+        last_pass = min(count, remaining)
+        remaining -= last_pass
+        passes[name] = whole_epochs + bool(last_pass)
+        per_pass = _rounded_up(count, schedule.accum_grad)
+        closed_windows[name] = whole_epochs * per_pass + _rounded_up(last_pass, schedule.accum_grad)
+    if schedule.per == "epoch":
+        return max(passes[name] for name in sharing)
+    return sum(closed_windows[name] for name in sharing)
 
 
-def _window_of(schedulers: Collection[WindowedOptimizer]) -> int:
-    """The batches of an update of a phase: where one of its schedulers acts; 0 where they act at different batches."""
-    windows = {scheduler.accum_grad for scheduler in schedulers}
-    return windows.pop() if len(windows) == 1 and all(own.step_per_update == 1 for own in schedulers) else 0
+def _window_of(optimizers: Collection[WindowedOptimizer]) -> int:
+    """Return the batches of an update of a phase; 0 if its optimizers act at different batches."""
+    windows = {optimizer.accum_grad for optimizer in optimizers}
+    act_together = len(windows) == 1 and all(optimizer.step_per_update == 1 for optimizer in optimizers)
+    return windows.pop() if act_together else 0
 
 
 def _iterations(runner: RunnerSchema, counts: Mapping[str, int], windows: Mapping[str, int]) -> int:
-    """After how many iterations the runner's keys end the training; NEVER or more: nobody knows.
+    """Return after how many iterations the runner's keys end the training; NEVER or more if this is not known.
 
     Args:
-        runner: has epochs, steps and updates.
+        runner: limits epochs, iterations and updates.
         counts: phase -> the batches of one pass.
         windows: phase -> the batches of an update.
     """
-    in_epoch, updates = sum(counts.values()), runner.optimizer_step_limit
+    in_epoch = sum(counts.values())
     limits = [(runner.epochs or NEVER) * in_epoch, runner.max_steps or NEVER]
-    if updates:
-        whole, remaining = divmod(updates - 1, sum(-(-count // windows[name]) for name, count in counts.items()))
-        limits.append(whole * in_epoch)
-        # The last of them is made in this epoch, or ends with it.
+    if runner.optimizer_step_limit:
+        updates_in_epoch = sum(_rounded_up(count, windows[name]) for name, count in counts.items())
+        whole_epochs, remaining = divmod(runner.optimizer_step_limit - 1, updates_in_epoch)
+        limit = whole_epochs * in_epoch
+        # The last update is made in the epoch after these, at the latest with its last batch.
         remaining += 1
         for name, count in counts.items():
-            limits[-1] += min(remaining * windows[name], count)
-            remaining -= min(remaining, -(-count // windows[name]))
+            limit += min(remaining * windows[name], count)
+            remaining -= min(remaining, _rounded_up(count, windows[name]))
+        limits.append(limit)
     return min(limits)
+
+
+def _rounded_up(batches: int, window: int) -> int:
+    """Return how many windows some batches close in a pass, whose end closes the last window."""
+    return -(-batches // window)

@@ -1,4 +1,4 @@
-"""Non-finite losses and gradients: they never reach the weights, they are counted, and too many end the training."""
+"""Losses and gradients that are not finite. They never reach the weights; they are counted, and too many end the training."""
 
 from __future__ import annotations
 
@@ -13,45 +13,60 @@ from torch.optim import Optimizer
 from pipeline.errors import DivergedError
 from pipeline.metrics.meters import Meter
 
+# The advice at the end of a message about losses or gradients that are not finite.
+ADVICE = "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
+
 
 class NonFiniteGuard:
     """Decides for each accumulation window whether its optimizer may step, and counts the windows that it discards.
 
-    On a CPU, and for an optimizer that cannot skip a step by itself, this reads one number a window. A fused optimizer
-    on a GPU gets ``found_inf``, as from a gradient scaler, and nothing waits.
+    On a CPU, and for an optimizer that cannot skip a step itself, this reads one number per window. A fused
+    optimizer on a GPU gets ``found_inf``, as from a gradient scaler, and nothing waits for the GPU.
 
     Args:
-        optimizer: the one that steps.
-        names: name -> parameter of it, for messages.
+        optimizer: the optimizer that steps.
+        names: name -> parameter of the optimizer, for messages.
 
     Attributes:
-        loss: on a GPU, 1 if a loss of the open window is not finite, or when it closes a gradient, else 0; None: not checked.
-        discarded: windows of this pass discarded for their gradients, as far as they are read.
-        parameter: the first parameter with such a gradient; ``""``: none had one.
-        sees_losses: whether a window is not counted as discarded for its gradients where a loss is known not to be finite.
+        loss: a number on a GPU, 1 if a loss of the open window, or a gradient when it closes, is not finite, else
+            0; None if nothing was checked.
+        discarded: the windows of this pass that were discarded for their gradients, as far as they were read.
+        parameter: the first parameter with such a gradient; ``""`` if there was none.
+        sees_losses: whether a window is not counted as discarded for its gradients if one of its losses is known
+            not to be finite.
     """
 
     sees_losses = True
 
     def __init__(self, optimizer: Optimizer, names: Mapping[str, Tensor]) -> None:
-        self.optimizer, self.names = optimizer, names
+        self.optimizer = optimizer
+        self.names = names
         self.loss: Tensor | None = None
-        self.discarded, self.parameter = 0, ""
-        # On a GPU, the number of windows in which the optimizer's kernel or the scaler has skipped the step.
+        self.discarded = 0
+        self.parameter = ""
+        # A number on a GPU: the windows whose step the kernel of the optimizer, or the scaler, has skipped.
         self._skipped: Tensor | None = None
+        # On a GPU: how many windows have such gradients, the index of the first parameter, and the parameters.
         self._on_device: tuple[Tensor, Tensor, Sequence[Tensor]] | None = None
+        # The norm of each gradient, from which the last total norm was computed on a GPU.
         self._norms: tuple[Tensor, ...] = ()
 
     def record_loss(self, loss: Tensor) -> None:
         """Check a loss on a GPU, without reading it."""
-        self.record((~loss.detach().isfinite()).float())
+        bad = (~loss.detach().isfinite()).float()
+        # The same as in `record`, without its call.
+        self.loss = bad if self.loss is None else torch.maximum(self.loss, bad)
 
     def record(self, bad: Tensor) -> None:
-        """Note on a GPU whether the open window is to be discarded: 1 if so, else 0."""
+        """Record on a GPU whether the open window must be discarded.
+
+        Args:
+            bad: a number on the GPU: 1 if the window must be discarded, else 0.
+        """
         self.loss = bad if self.loss is None else torch.maximum(self.loss, bad)
 
     def judge_alone(self) -> None:
-        """From now on count a window once, for its loss or for its gradients: other code counts the loss too."""
+        """Count each window only once from now on, for its loss or its gradients, because other code counts the loss, too."""
         self.sees_losses = False
 
     def load(self, discarded: int, parameter: str) -> None:
@@ -61,14 +76,21 @@ class NonFiniteGuard:
             discarded: the windows that were discarded for their gradients.
             parameter: the first parameter with such a gradient.
         """
-        self.discarded, self.parameter = discarded, parameter
+        self.discarded = discarded
+        self.parameter = parameter
 
     def norm_of(self, gradients: list[Tensor], norm_type: float) -> Tensor:
-        """The norm of all gradients, as torch computes it; on a GPU that of each, of which it is made, is kept.
+        """Return the norm of all gradients, as torch computes it.
 
-        So nobody has to compute them again to say whose gradient is not finite, once one was found.
+        On a GPU, the norm of each gradient is kept, so that they are not computed again to find the gradient
+        that is not finite.
+
+        Args:
+            gradients: the gradients, dense.
+            norm_type: the p of the norm.
         """
-        self._norms, on_device = (), self.loss is not None or not gradients[0].is_cpu
+        self._norms = ()
+        on_device = self.loss is not None or not gradients[0].is_cpu
         kinds = {(gradient.device, gradient.dtype) for gradient in gradients} if on_device else ()
         if len(kinds) != 1:
             return nn.utils.get_total_norm(gradients, norm_type)
@@ -77,36 +99,42 @@ class NonFiniteGuard:
         return norm
 
     def allows_step(self, norm: Tensor | None, parameters: Sequence[Tensor], gradients: list[Tensor]) -> bool:
-        """Whether the optimizer may be called; it may where it skips the step itself.
+        """Return whether the optimizer may be called. It may if it skips the step itself.
 
         Args:
-            norm: of all the gradients; None where nobody asked for it.
-            parameters: of the optimizer, with a gradient or without.
-            gradients: of those that have one, dense.
+            norm: the norm of all gradients; None if it was not computed.
+            parameters: all parameters of the optimizer, with or without a gradient.
+            gradients: the gradients of the parameters that have one, dense.
         """
         if norm is not None and norm.is_cpu and self.loss is None:
-            # Reads one number a window: gradients that are not finite must not reach the weights.
+            # This reads one number per window: gradients that are not finite must not reach the weights.
             if math.isfinite(norm.item()):
                 return True
             self.discarded += 1
             first = _first_nonfinite(parameters, torch._foreach_norm(gradients))
             self.parameter = self.parameter or self._name(parameters[int(first.item())])
             return False
-        bad = self.loss = self.loss if norm is None else self._nonfinite_on_device(norm, parameters, gradients)
+        if norm is not None:
+            self.loss = self._nonfinite_on_device(norm, parameters, gradients)
+        bad = self.loss
         if bad is None:
             return True
         if self._optimizer_skips():
             self._count_skipped(bad)
-            self.optimizer.found_inf = bad  # type: ignore[attr-defined] # torch's own way to tell a fused optimizer
+            self.optimizer.found_inf = bad  # type: ignore[attr-defined] # torch's way to tell a fused optimizer
             return True
-        # Reads one number a window: the price of an optimizer that cannot skip a step on the device.
+        # This reads one number per window, because the optimizer cannot skip a step on the device.
         return not bad.item()
 
     def note_scaler(self, scaler: GradScaler) -> None:
-        """Count the window if the gradient scaler has just skipped the step, without reading that."""
+        """Count the window if the gradient scaler has just skipped the step, without waiting for the GPU.
+
+        Args:
+            scaler: the scaler that was called for the step.
+        """
         found: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
         if not found:
-            # It is disabled.
+            # The scaler is disabled.
             return
         first, *others = found.values()
         for other in others:
@@ -114,11 +142,11 @@ class NonFiniteGuard:
         self._count_skipped(first)
 
     def _count_skipped(self, skipped: Tensor) -> None:
-        """Count a window on its device: 1 if the step is skipped, else 0."""
+        """Count a window on its device; ``skipped`` is 1 if the step is skipped, else 0."""
         self._skipped = skipped if self._skipped is None else self._skipped + skipped
 
     def take_skipped(self) -> int:
-        """Return how many such windows there were since the last call; on a GPU this waits."""
+        """Return how many steps were skipped on a GPU since the last call; this waits for the GPU."""
         skipped = 0 if self._skipped is None else int(self._skipped.item())
         self._skipped = None
         return skipped
@@ -127,10 +155,10 @@ class NonFiniteGuard:
         """Close the window."""
         if self.loss is not None:
             self.loss = None
-            self.optimizer.found_inf = None  # type: ignore[attr-defined] # else the next window would be judged by it
+            self.optimizer.found_inf = None  # type: ignore[attr-defined] # or it would hold for the next window
 
     def read(self) -> int:
-        """How many windows of this pass were discarded for their gradients; on a GPU this waits."""
+        """Return how many windows of this pass were discarded for their gradients; on a GPU this waits."""
         if self._on_device is not None:
             count, first, parameters = self._on_device
             self._on_device = None
@@ -141,14 +169,25 @@ class NonFiniteGuard:
 
     def reset(self) -> None:
         """Reset for a new pass."""
-        self.discarded, self.parameter, self._on_device = 0, "", None
+        self.discarded = 0
+        self.parameter = ""
+        self._on_device = None
 
     def _nonfinite_on_device(self, norm: Tensor, parameters: Sequence[Tensor], gradients: list[Tensor]) -> Tensor:
-        """1 where the window is to be discarded, else 0; windows with finite losses and other gradients are counted."""
+        """Return on the device 1 if the window must be discarded, else 0.
+
+        The window is counted if its losses are finite and its gradients are not.
+
+        Args:
+            norm: the norm of all gradients.
+            parameters: all parameters of the optimizer, with or without a gradient.
+            gradients: the gradients of the parameters that have one.
+        """
         infinite = (~norm.isfinite()).float()
         losses = torch.zeros_like(infinite) if self.loss is None else self.loss.to(norm.device)
         norms = self._norms or torch._foreach_norm(gradients)
-        bad_gradients, first = (infinite - losses).clamp(min=0), _first_nonfinite(parameters, norms)
+        bad_gradients = (infinite - losses).clamp(min=0)
+        first = _first_nonfinite(parameters, norms)
         self._norms = ()
         if self._on_device is not None:
             count, earlier, _ = self._on_device
@@ -161,11 +200,12 @@ class NonFiniteGuard:
         return next((name for name, candidate in self.names.items() if candidate is parameter), "?")
 
     def _optimizer_skips(self) -> bool:
-        """Whether the optimizer's kernel skips the step where ``found_inf`` says so.
+        """Return whether the kernel of the optimizer skips the step if ``found_inf`` is set.
 
-        In the first step of a group, the kernel of a fused SGD with momentum would leave the momentum uninitialised.
+        In the first step of a group, the kernel of a fused SGD with momentum would leave the momentum uninitialized.
         """
-        state, supported = self.optimizer.state, getattr(self.optimizer, "_step_supports_amp_scaling", False)
+        state = self.optimizer.state
+        supported = getattr(self.optimizer, "_step_supports_amp_scaling", False)
         # A loaded state may have switched the kernels of single groups.
         return supported and all(
             group.get("fused") and (not group.get("momentum") or any(map(state.get, group["params"])))
@@ -173,38 +213,24 @@ class NonFiniteGuard:
         )
 
 
-def _first_nonfinite(parameters: Sequence[Tensor], norms: Sequence[Tensor]) -> Tensor:
-    """The index of the first parameter whose gradient is not finite, on its device; meaningless if all are finite.
-
-    Args:
-        parameters: with a gradient or without.
-        norms: of the gradients that there are.
-    """
-    remaining, zero = iter(norms), norms[0].new_zeros(())
-    all_norms = [zero if parameter.grad is None else next(remaining).to(zero.device) for parameter in parameters]
-    return torch.stack(all_norms).isfinite().int().argmin()
-
-
-ADVICE = "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
-
-
 def check_divergence(losses: Meter, guards: Sequence[NonFiniteGuard], patience: int, where: str, began: int) -> None:
-    """Read the losses of a pass, and what the guards of its optimizers have counted; a GPU makes this wait.
+    """Read the losses of a pass, and what the guards of its optimizers have counted. This waits for a GPU.
 
     Args:
-        losses: those of the pass.
-        guards: of the optimizers that descend them.
-        patience: how many batches may be other than finite.
-        where: what messages begin with.
+        losses: the losses of the pass.
+        guards: the guards of the optimizers that minimize these losses.
+        patience: how many batches may be not finite.
+        where: the start of messages.
         began: the iteration before the pass.
 
     Raises:
-        DivergedError: there were more.
+        DivergedError: more batches were not finite.
     """
     losses.read()
     discarded = [guard.read() for guard in guards]
-    sure = all(guard.sees_losses for guard in guards)
-    bad = losses.nonfinite + sum(discarded) if sure else max(losses.nonfinite, *discarded)
+    # A guard that does not see the losses also counts windows that ``losses`` counts.
+    counted_once = all(guard.sees_losses for guard in guards)
+    bad = losses.nonfinite + sum(discarded) if counted_once else max(losses.nonfinite, *discarded)
     if bad <= patience:
         return
     name = next((guard.parameter for guard in guards if guard.parameter), "")
@@ -214,3 +240,19 @@ def check_divergence(losses: Meter, guards: Sequence[NonFiniteGuard], patience: 
     if losses.first:
         what = f"'loss' is {value}: {bad} of its losses in this epoch were not finite, the first in"
     raise DivergedError(f"{where}{what} iteration {began + batch}{parameter}; {ADVICE}")
+
+
+def _first_nonfinite(parameters: Sequence[Tensor], norms: Sequence[Tensor]) -> Tensor:
+    """Return the index of the first parameter whose gradient is not finite, on its device.
+
+    Args:
+        parameters: the parameters, with or without a gradient.
+        norms: the norms of the gradients, in the order of the parameters that have one.
+
+    Returns:
+        A tensor of the shape (); it means nothing if all gradients are finite.
+    """
+    remaining = iter(norms)
+    zero = norms[0].new_zeros(())
+    all_norms = [zero if parameter.grad is None else next(remaining).to(zero.device) for parameter in parameters]
+    return torch.stack(all_norms).isfinite().int().argmin()
