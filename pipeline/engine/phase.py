@@ -1,4 +1,4 @@
-"""What the network stage has built for a phase, and what the keys of a runner mean for its passes."""
+"""What the network stage has built for a phase, and what the runner's keys mean for its passes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _entry_of(context: Context, key: str, name: str, what: str) -> Any:
 
 @contextmanager
 def phase_errors(name: str) -> Iterator[None]:
-    """Add the name of the phase to errors about data, losses or options that are raised in the block."""
+    """Add the name of the phase to errors about data, losses or options."""
     address = f"phase.{name}"
     with error_context(address):
         try:
@@ -73,13 +73,13 @@ def phase_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
-    """Add the place in the config to an error of an optimizer or schedule that is raised in the block.
+    """Add the place in the config to an error about an optimizer or schedule.
 
     Args:
         address: where the optimizer or schedule is in the config.
         config: the config.
-        arguments: where its arguments are, such as ``groups`` and ``optim_conf``, relative to ``address``; ``""`` if
-            they are at ``address``.
+        arguments: where its arguments are, such as ``groups`` and ``optim_conf``, relative to
+            ``address``; ``""`` if they are at ``address``.
     """
     try:
         yield
@@ -116,7 +116,8 @@ def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None, *
 
     Args:
         loader: any loader.
-        runner: its ``limit_batches`` holds for datasets without a limit; in a debug run, also its ``debug_batches``.
+        runner: its ``limit_batches`` holds for datasets without a limit; in a debug run, also its
+            ``debug_batches``.
         own_limit: ``limit_batches`` of the dataset; None if it has none.
         ignore_debug: whether to ignore that the run is a debug run.
     """
@@ -127,7 +128,7 @@ def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None, *
 
 
 def begin_on_ranks(modules: Iterable[nn.Module], seed: int | None) -> None:
-    """Let multiple ranks start a training: with the weights of rank 0, and with different random numbers.
+    """Start a training on the ranks, with the weights of rank 0 and different random numbers.
 
     The random generators of rank 0 stay as they are.
 

@@ -32,21 +32,22 @@ class PlannedLength(NamedTuple):
 def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> PlannedLength:
     """Give the length of the training to each schedule that depends on it, before the first step.
 
-    A debug run ends earlier, but its schedules are planned for the whole training. So it finds the faults of the
-    schedules, and trains with the rates of the first steps.
+    A debug run ends earlier, but its schedules are planned for the whole training. So it finds the
+    faults of the schedules, and trains with the rates of the first steps.
 
     Args:
         runner: the runner that trains.
         phases: the phases of the runner, in order.
         context: after the network and startup stages.
-        own: the user code that decides how long the training is; ``""`` if the runner's keys and the data decide.
+        own: the user code that decides how long the training is; ``""`` if the runner's keys and
+            the data decide.
 
     Returns:
         The lengths that the schedules were given.
 
     Raises:
-        ConfigError: a schedule needs the length and it is not known; or a schedule would end before the training,
-            or contradicts its length.
+        ConfigError: a schedule needs the length and it is not known; or a schedule would end before
+            the training, or contradicts its length.
     """
     plan = PlannedLength({}, {})
     for phase in phases:
@@ -85,7 +86,7 @@ def _plan(schedule: PlannedSchedule, needed: int | str) -> None:
 def _steps_needed(
     schedule: PlannedSchedule, owner: PhaseSchema, runner: RunnerSchema, phases: list[PhaseSchema], context: Context
 ) -> int | str:
-    """Return how many steps of a schedule the whole training has; a text says why this is not known.
+    """Return how many steps of a schedule the whole training has.
 
     Args:
         schedule: counts windows or epochs.
@@ -93,6 +94,9 @@ def _steps_needed(
         runner: the runner that trains.
         phases: the phases of the runner, in order.
         context: after the network and startup stages.
+
+    Returns:
+        A text if it is not known, which says why.
     """
     models = context["model"]
     batches: dict[str, int | None] = {}
@@ -138,12 +142,15 @@ def _window_of(optimizers: Collection[WindowedOptimizer]) -> int:
 
 
 def _iterations(runner: RunnerSchema, counts: Mapping[str, int], windows: Mapping[str, int]) -> int:
-    """Return after how many iterations the runner's keys end the training; NEVER or more if this is not known.
+    """Return after how many iterations the runner's keys end the training.
 
     Args:
         runner: limits epochs, iterations and updates.
         counts: phase -> the batches of one pass.
         windows: phase -> the batches of an update.
+
+    Returns:
+        NEVER or more if it is not known.
     """
     in_epoch = sum(counts.values())
     limits = [(runner.epochs or NEVER) * in_epoch, runner.max_steps or NEVER]

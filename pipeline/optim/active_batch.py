@@ -34,7 +34,7 @@ class ActiveBatch(Protocol):
 
 
 class AnyBatch:
-    """A batch of which nothing is known, for an optimizer without a Brain: all batches count the same."""
+    """An unknown batch, for an optimizer without a Brain. All batches have the same weight."""
 
     is_open = False
     number = 0

@@ -21,18 +21,20 @@ def build_optimizer(optim_type: Maker, parameters: list[Any], optim_conf: Mappin
 
     Example:
         >>> from torch import nn
-        >>> build_optimizer("SGD", [*nn.Linear(2, 1).parameters()], {"learning_rate": 0.1}).defaults["lr"]
+        >>> parameters = list(nn.Linear(2, 1).parameters())
+        >>> build_optimizer("SGD", parameters, {"learning_rate": 0.1}).defaults["lr"]
         0.1
 
     Args:
         optim_type: its name, class path or class, or a function that makes it.
-        parameters: parameters or parameter groups. The rate of a group may be a multiple of the rate of
-            ``optim_conf``, such as ``"0.1x"``.
-        optim_conf: keyword arguments. ``learning_rate`` is ``lr``, unless the optimizer has an argument of this name.
+        parameters: parameters or parameter groups. The rate of a group may be a multiple of the
+            rate of ``optim_conf``, such as ``"0.1x"``.
+        optim_conf: keyword arguments. ``learning_rate`` is ``lr``, unless the optimizer has an
+            argument of this name.
 
     Raises:
-        ConfigError: the class or function does not accept ``optim_conf`` or makes no optimizer, or the optimizer
-            does not have the options of the groups.
+        ConfigError: the class or function does not accept ``optim_conf`` or makes no optimizer, or
+            the optimizer does not have the options of the groups.
     """
     options = {option for group in parameters if isinstance(group, dict) for option in group.keys() - {"params"}}
     optimizer = _call(maker_of(optim_type), parameters, optim_conf)

@@ -22,8 +22,8 @@ def losses_by_name(returned: Any, where: str) -> Losses:
         {'loss': tensor(0.5000)}
 
     Args:
-        returned: a scalar tensor, which gets the name ``loss``, or a mapping of scalar tensors. The shape of a
-            scalar is () or (1,).
+        returned: a scalar tensor, which gets the name ``loss``, or a mapping of scalar tensors. The
+            shape of a scalar is () or (1,).
         where: the method, for messages.
 
     Returns:

@@ -1,4 +1,7 @@
-"""Losses and gradients that are not finite. They never reach the weights; they are counted, and too many end the training."""
+"""Losses and gradients that are not finite.
+
+They never reach the weights. They are counted, and too many end the training.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,26 @@ ADVICE = "lower the learning rate, set grad_clip, or check the data; none of the
 
 
 class NonFiniteGuard:
-    """Decides for each accumulation window whether its optimizer may step, and counts the windows that it discards.
+    """Decides for each accumulation window whether its optimizer may step.
 
-    On a CPU, and for an optimizer that cannot skip a step itself, this reads one number per window. A fused
-    optimizer on a GPU gets ``found_inf``, as from a gradient scaler, and nothing waits for the GPU.
+    It counts the windows that it discards.
+
+    On a CPU, and for an optimizer that cannot skip a step itself, this reads one number per window.
+    A fused optimizer on a GPU gets ``found_inf``, as from a gradient scaler, and nothing waits for
+    the GPU.
 
     Args:
         optimizer: the optimizer that steps.
         names: name -> parameter of the optimizer, for messages.
 
     Attributes:
-        loss: a number on a GPU, 1 if a loss of the open window, or a gradient when it closes, is not finite, else
-            0; None if nothing was checked.
-        discarded: the windows of this pass that were discarded for their gradients, as far as they were read.
+        loss: a number on a GPU, 1 if a loss of the open window, or a gradient when it closes, is
+            not finite, else 0; None if nothing was checked.
+        discarded: the windows of this pass that were discarded for their gradients, as far as they
+            were read.
         parameter: the first parameter with such a gradient; ``""`` if there was none.
-        sees_losses: whether a window is not counted as discarded for its gradients if one of its losses is known
-            not to be finite.
+        sees_losses: whether a window is not counted as discarded for its gradients if one of its
+            losses is known not to be finite.
     """
 
     sees_losses = True
@@ -44,11 +51,13 @@ class NonFiniteGuard:
         self.loss: Tensor | None = None
         self.discarded = 0
         self.parameter = ""
-        # A number on a GPU: the windows whose step the kernel of the optimizer, or the scaler, has skipped.
+        # A number on a GPU: the windows whose step the kernel of the optimizer, or the scaler, has
+        # skipped.
         self._skipped: Tensor | None = None
-        # On a GPU: how many windows have such gradients, the index of the first parameter, and the parameters.
+        # On a GPU: how many windows have such gradients, the index of the first parameter, and the
+        # parameters.
         self._on_device: tuple[Tensor, Tensor, Sequence[Tensor]] | None = None
-        # The norm of each gradient, from which the last total norm was computed on a GPU.
+        # The norm of each gradient, if the last call of `norm_of` was on a GPU.
         self._norms: tuple[Tensor, ...] = ()
 
     def record_loss(self, loss: Tensor) -> None:
@@ -66,7 +75,7 @@ class NonFiniteGuard:
         self.loss = bad if self.loss is None else torch.maximum(self.loss, bad)
 
     def judge_alone(self) -> None:
-        """Count each window only once from now on, for its loss or its gradients, because other code counts the loss, too."""
+        """Count each window only once from now on, because other code counts its loss, too."""
         self.sees_losses = False
 
     def load(self, discarded: int, parameter: str) -> None:
@@ -82,8 +91,8 @@ class NonFiniteGuard:
     def norm_of(self, gradients: list[Tensor], norm_type: float) -> Tensor:
         """Return the norm of all gradients, as torch computes it.
 
-        On a GPU, the norm of each gradient is kept, so that they are not computed again to find the gradient
-        that is not finite.
+        On a GPU, the norm of each gradient is kept, so that they are not computed again to find the
+        gradient that is not finite.
 
         Args:
             gradients: the gradients, dense.
@@ -107,7 +116,8 @@ class NonFiniteGuard:
             gradients: the gradients of the parameters that have one, dense.
         """
         if norm is not None and norm.is_cpu and self.loss is None:
-            # This reads one number per window: gradients that are not finite must not reach the weights.
+            # This reads one number per window: gradients that are not finite must not reach the
+            # weights.
             if math.isfinite(norm.item()):
                 return True
             self.discarded += 1
@@ -127,7 +137,9 @@ class NonFiniteGuard:
         return not bad.item()
 
     def note_scaler(self, scaler: GradScaler) -> None:
-        """Count the window if the gradient scaler has just skipped the step, without waiting for the GPU.
+        """Count the window if the gradient scaler has just skipped the step.
+
+        This does not wait for the GPU.
 
         Args:
             scaler: the scaler that was called for the step.
@@ -155,10 +167,13 @@ class NonFiniteGuard:
         """Close the window."""
         if self.loss is not None:
             self.loss = None
-            self.optimizer.found_inf = None  # type: ignore[attr-defined] # or it would hold for the next window
+            self.optimizer.found_inf = None  # type: ignore[attr-defined] # for the next window
 
     def read(self) -> int:
-        """Return how many windows of this pass were discarded for their gradients; on a GPU this waits."""
+        """Return how many windows of this pass were discarded for their gradients.
+
+        On a GPU this waits.
+        """
         if self._on_device is not None:
             count, first, parameters = self._on_device
             self._on_device = None
@@ -202,7 +217,8 @@ class NonFiniteGuard:
     def _optimizer_skips(self) -> bool:
         """Return whether the kernel of the optimizer skips the step if ``found_inf`` is set.
 
-        In the first step of a group, the kernel of a fused SGD with momentum would leave the momentum uninitialized.
+        In the first step of a group, the kernel of a fused SGD with momentum would leave the
+        momentum uninitialized.
         """
         state = self.optimizer.state
         supported = getattr(self.optimizer, "_step_supports_amp_scaling", False)
@@ -214,7 +230,7 @@ class NonFiniteGuard:
 
 
 def check_divergence(losses: Meter, guards: Sequence[NonFiniteGuard], patience: int, where: str, began: int) -> None:
-    """Read the losses of a pass, and what the guards of its optimizers have counted. This waits for a GPU.
+    """Check how many losses and gradients of a pass were not finite. This waits for a GPU.
 
     Args:
         losses: the losses of the pass.

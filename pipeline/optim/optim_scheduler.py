@@ -1,4 +1,4 @@
-"""SpeeChain's OptimScheduler: an optimizer of a model, accumulation of gradients, and a schedule of the learning rate.
+"""SpeeChain's OptimScheduler: an optimizer with accumulation and a learning rate schedule.
 
 The names are SpeeChain's.
 """
@@ -23,15 +23,16 @@ from pipeline.optim.windowed_optimizer import WindowedOptimizer
 
 
 class OptimScheduler(WindowedOptimizer):
-    """An optimizer of some parameters of a model, accumulation of their gradients, and a schedule of the learning rate.
+    """An optimizer of a model, accumulation of its gradients, and a learning rate schedule.
 
-    It is trained through ``step`` or ``optimize``. It accumulates the gradients of ``accum_grad`` batches, a
-    window, and steps once per ``step_per_update`` windows. A subclass is a schedule: ``sche_init`` takes its
-    arguments, and ``update_lr`` returns the rate. ``schedules.py`` has some.
+    It is trained through ``step`` or ``optimize``. It accumulates the gradients of ``accum_grad``
+    batches, a window, and steps once per ``step_per_update`` windows. A subclass is a schedule:
+    ``sche_init`` takes its arguments, and ``update_lr`` returns the rate. ``schedules.py`` has
+    some.
 
-    SpeeChain clips the parameters of the whole model, sets one rate in all groups, and lets its decay and
-    ``ft_factor`` compound. Here clipping is confined to the parameters that are trained, groups keep the ratio
-    of their rates, and rates scale the base rate.
+    SpeeChain clips the parameters of the whole model, sets one rate in all groups, and lets its
+    decay and ``ft_factor`` compound. Here clipping is confined to the parameters that are trained,
+    groups keep the ratio of their rates, and rates scale the base rate.
 
     Example:
         >>> import torch
@@ -49,39 +50,45 @@ class OptimScheduler(WindowedOptimizer):
         0.05
 
     Args:
-        optim_type: the name of a class of torch.optim, the class path of another class, a class, or a function
-            that makes an optimizer of the parameters.
-        optim_conf: the keyword arguments of the optimizer. ``lr`` is the base rate; ``learning_rate`` means the same.
+        optim_type: the name of a class of torch.optim, the class path of another class, a class, or
+            a function that makes an optimizer of the parameters.
+        optim_conf: the keyword arguments of the optimizer. ``lr`` is the base rate;
+            ``learning_rate`` means the same.
         model: its trainable parameters are optimized.
-        distributed: accepted for SpeeChain's callers. The run decides whether processes share the work.
+        distributed: accepted for SpeeChain's callers. The run decides whether processes share the
+            work.
         optim_loss: the name of the loss that it minimizes; None is ``loss``.
-        updated_modules: the dotted name of a part of the model, or multiple names, to train only these; None
-            trains the whole model.
-        step_per_update: the number of windows per step. In the other windows nothing is computed for it.
+        updated_modules: the dotted name of a part of the model, or multiple names, to train only
+            these; None trains the whole model.
+        step_per_update: the number of windows per step. In the other windows nothing is computed
+            for it.
         use_amp: whether it uses the gradient scaler of a run in fp16, on a device that needs one.
         accum_grad: the number of batches in a window.
         ft_factor: a factor of every rate.
         grad_clip: the largest norm of the gradients of its parameters; None does not clip.
         grad_norm_type: the p of this norm.
-        grad_clip_value: the largest absolute value of a gradient; None does not clip. With ``grad_clip`` too,
-            the norm is clipped first.
+        grad_clip_value: the largest absolute value of a gradient; None does not clip. With
+            ``grad_clip`` too, the norm is clipped first.
         groups: parameter groups by the names of parameters or modules, such as
-            ``{"params": "*.bias", "weight_decay": 0}``; ``params`` is a pattern or a list of patterns. A
-            parameter is in the first group that matches. Parameters that no group matches are the last group,
-            with ``optim_conf`` alone. A rate ``"0.1x"`` is a multiple of the base rate.
-        remove_vector_weight_decay: whether vectors (biases, norms) have no weight decay, except in a group that
-            sets it.
-        lazy_mode: whether only the rows of a parameter that have a sparse gradient are stepped. The name is
-            PaddlePaddle's.
+            ``{"params": "*.bias", "weight_decay": 0}``; ``params`` is a pattern or a list of
+            patterns. A parameter is in the first group that matches. Parameters that no group
+            matches are the last group, with ``optim_conf`` alone. A rate ``"0.1x"`` is a multiple
+            of the base rate.
+        remove_vector_weight_decay: whether vectors (biases, norms) have no weight decay, except in
+            a group that sets it.
+        lazy_mode: whether only the rows of a parameter that have a sparse gradient are stepped. The
+            name is PaddlePaddle's.
         sche_conf: the arguments of ``sche_init``.
 
     Attributes:
         model, optim_loss, updated_modules: the arguments; one module is a list of one.
         distributed: whether the argument was true, or multiple processes share the work.
-        losses: the losses of the last ``optimize`` in which this scheduler was the first one, detached.
+        losses: the detached losses of the last ``optimize`` that had this scheduler as the first
+            one.
 
     Raises:
-        ConfigError: an argument is out of range, a module does not exist, or nothing in it is trained.
+        ConfigError: an argument is out of range, a module does not exist, or nothing in it is
+            trained.
     """
 
     def __init__(
@@ -158,23 +165,27 @@ class OptimScheduler(WindowedOptimizer):
         logger: Any = None,
         samples: int | None = None,
     ) -> bool:
-        """Train on the losses of one batch, in a loop that user code has written: ``optimize(losses, [self])``.
+        """Train on the losses of one batch, in a custom loop: ``optimize(losses, [self])``.
 
-        Multiple OptimSchedulers may step on the losses of one forward, one after the other. So unless this one
-        trains all parameters, the graph is kept until the losses are dropped. If one changes weights that the
-        gradient of another passes through, step both at once with ``optimize``. Afterwards ``get_lr`` returns
-        the rate of the window, even if the window is open.
+        Multiple OptimSchedulers may step on the losses of one forward, one after the other. So
+        unless this one trains all parameters, the graph is kept until the losses are dropped. If
+        one changes weights that the gradient of another passes through, step both at once with
+        ``optimize``. Afterwards ``get_lr`` returns the rate of the window, even if the window is
+        open.
 
         Args:
             losses: name -> scalar.
-            time_func: ``time_func([what, optim_name])`` returns a context manager that measures the time of
-                ``loss_backward_time``, then of ``optim_time``. None measures nothing.
+            time_func: ``time_func([what, optim_name])`` returns a context manager that measures the
+                time of ``loss_backward_time``, then of ``optim_time``. None measures nothing.
             optim_name: the name that ``time_func`` gets.
-            step_num: the number of the batch, counted from 1, which sets its place in the window; None counts on.
-            epoch_num: the current epoch, counted from 1; None is the epoch of the run, or the first one.
+            step_num: the number of the batch, counted from 1, which sets its place in the window;
+                None counts on.
+            epoch_num: the current epoch, counted from 1; None is the epoch of the run, or the first
+                one.
             logger: accepted for SpeeChain's callers, and not used.
-            samples: how many samples the batch has, its weight in a window of multiple batches. None counts the
-                samples of the batch of the run; without a run all batches have the same weight.
+            samples: how many samples the batch has, its weight in a window of multiple batches.
+                None counts the samples of the batch of the run; without a run all batches have the
+                same weight.
 
         Returns:
             Whether the loss was finite.
@@ -241,11 +252,11 @@ def optimize(
     last: bool = False,
     retain_graph: bool = False,
 ) -> tuple[bool, bool]:
-    """Train on the losses of one batch, in a loop that user code has written.
+    """Train on the losses of one batch, in a custom loop.
 
-    First one backward runs for each loss, then each scheduler whose window is full steps. Autocast is off
-    meanwhile. Afterwards ``optim_schedulers[0].losses`` has the losses, for a loop that reports them. The order
-    of ``optim_schedulers`` does not change the weights.
+    First one backward runs for each loss, then each scheduler whose window is full steps. Autocast
+    is off meanwhile. Afterwards ``optim_schedulers[0].losses`` has the losses, for a loop that
+    reports them. The order of ``optim_schedulers`` does not change the weights.
 
     Example:
         >>> import torch
@@ -260,24 +271,27 @@ def optimize(
 
     Args:
         losses: name -> scalar, a mean over the samples of the batch; a single tensor is ``loss``.
-        optim_schedulers: the schedulers that minimize these losses; a mapping has them by name. No parameter of
-            another scheduler gets a gradient.
+        optim_schedulers: the schedulers that minimize these losses; a mapping has them by name. No
+            parameter of another scheduler gets a gradient.
         epoch: the current epoch, counted from 0; None is the epoch of the run, or the first one.
-        samples: how many samples the batch has. With accumulation, losses are weighted by it. With 0, the batch
-            contributes nothing, whatever its losses are. None counts the samples of the active batch of the
-            phase of a scheduler; without a phase all batches have the same weight.
+        samples: how many samples the batch has. With accumulation, losses are weighted by it. With
+            0, the batch contributes nothing, whatever its losses are. None counts the samples of
+            the active batch of the phase of a scheduler; without a phase all batches have the same
+            weight.
         last: whether this is the last batch of a pass, which closes every accumulation window.
         retain_graph: whether the graph is kept for another backward, as in torch's ``backward``.
 
     Returns:
-        Two flags: False if a loss is known not to be finite, which on a GPU is known later; and whether a
+        Two flags: False if a loss is known not to be finite, which on a GPU is known later; and
+            whether a
         window was closed in which a scheduler acted.
 
     Raises:
-        DataError: the loss of a scheduler does not exist, is no scalar, or has no gradient; or schedulers of
-            multiple phases minimize one loss, and the batches of these phases have different numbers of samples.
-        ConfigError: two schedulers train the same parameter, or share a gradient scaler and have windows of
-            different lengths.
+        DataError: the loss of a scheduler does not exist, is not a scalar, or has no gradient; or
+            schedulers of multiple phases minimize one loss, and the batches of these phases have
+            different numbers of samples.
+        ConfigError: two schedulers train the same parameter, or share a gradient scaler and have
+            windows of different lengths.
     """
     schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
     losses = losses_by_name(losses, "optimize")

@@ -80,7 +80,9 @@ def without_decay(parameters: Iterable[Tensor], options: Mapping[str, Any] | Non
 
 
 def parameter_groups(names: Mapping[str, Tensor], groups: Groups, root: str, *, spare_vectors: bool) -> list[Group]:
-    """Divide parameters by the patterns of ``groups``. Parameters that no pattern matches are the last group.
+    """Divide parameters into groups by patterns of their names.
+
+    Parameters that no pattern matches are the last group.
 
     Example:
         >>> names = dict(nn.Linear(2, 1).named_parameters())
@@ -90,11 +92,11 @@ def parameter_groups(names: Mapping[str, Tensor], groups: Groups, root: str, *, 
 
     Args:
         names: name -> parameter.
-        groups: ``{params: pattern or patterns, option: value, …}``. A parameter is in the first group that
-            matches it.
+        groups: ``{params: pattern or patterns, option: value, …}``. A parameter is in the first
+            group that matches it.
         root: a prefix of the names that a pattern may leave out.
-        spare_vectors: whether the vectors of a group become a separate group without weight decay, unless the
-            group sets the weight decay.
+        spare_vectors: whether the vectors of a group become a separate group without weight decay,
+            unless the group sets the weight decay.
 
     Returns:
         Groups as torch's optimizers take them; no group is empty.

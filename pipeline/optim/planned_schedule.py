@@ -10,8 +10,8 @@ from pipeline.optim.windowed_optimizer import WindowedOptimizer
 class PlannedSchedule(WindowedOptimizer):
     """An optimizer whose learning rate may depend on the length of the training.
 
-    The engine passes the length before the first step, also of a resumed run: to ``take_length`` if the schedule
-    ``is_open``, else to ``check_length``.
+    The engine passes the length before the first step, also of a resumed run: to ``take_length`` if
+    the schedule ``is_open``, else to ``check_length``.
 
     Attributes:
         per: the unit of the length: ``step``, which is an accumulation window, or ``epoch``.

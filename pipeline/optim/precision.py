@@ -40,9 +40,9 @@ def autocast_enabled(device: torch.device) -> bool:
 def without_autocast(device: torch.device) -> Iterator[None]:
     """Switch autocast off until the block ends.
 
-    Torch caches the weights that it has cast until the outermost autocast ends. The cache is cleared before the
-    block, because an evaluation may have cached weights without gradients, and after it, because the block may
-    have changed weights that it has cached.
+    Torch caches the weights that it has cast until the outermost autocast ends. The cache is
+    cleared before the block, because an evaluation may have cached weights without gradients, and
+    after it, because the block may have changed weights that it has cached.
     """
     torch.clear_autocast_cache()
     try:

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: constant, Noam, decay, warmup, plateau, and the schedules of torch."""
+"""Learning rate schedules: constant, Noam, decay, warmup, plateau, and the schedules of torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Constant(OptimScheduler):
 
 
 class Noam(PlannedSchedule, OptimScheduler):
-    """A rate that rises linearly for ``warmup_steps`` windows, then falls with the root of their number.
+    """A rate that rises linearly, then falls with the inverse root of the number of windows.
 
     It is the schedule of Vaswani et al. 2017.
 
@@ -61,8 +61,8 @@ class Noam(PlannedSchedule, OptimScheduler):
         [0.025, 0.05, 0.1, 0.05]
 
     Args of the schedule:
-        d_model: the width of the model, whose inverse root is then the factor of the curve. With None, the peak
-            is the base rate.
+        d_model: the width of the model, whose inverse root is then the factor of the curve. With
+            None, the peak is the base rate.
         warmup_steps: the window of the peak; a float below 1 is a share of the training.
     """
 
@@ -132,7 +132,9 @@ class ExponentialDecay(OptimScheduler):
 
 
 class WarmupLinear(PlannedSchedule, OptimScheduler):
-    """A rate that rises linearly to the base rate, then falls linearly until ``total_steps``, and stays there.
+    """A rate that rises linearly to the base rate, then falls linearly to a share of it.
+
+    After ``total_steps`` it stays there.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -141,8 +143,10 @@ class WarmupLinear(PlannedSchedule, OptimScheduler):
         [0.05, 0.1, 0.05, 0.0, 0.0]
 
     Args of the schedule:
-        total_steps: the window in which the fall ends; None is the length of the training.
-        warmup_steps: the window in which the rise ends; a float below 1 is a share of the total.
+        total_steps: the number of the window that ends the fall; None is the length of the
+            training.
+        warmup_steps: the number of the window that ends the rise; a float below 1 is a share of the
+            total.
         final: the share of the base rate that is left at the end.
     """
 
@@ -162,7 +166,7 @@ class WarmupLinear(PlannedSchedule, OptimScheduler):
             self.take_length(total_steps)
 
     def take_length(self, steps: int) -> None:
-        """Set the end of the fall to ``steps`` windows, and the rise to its share of them if it is a share.
+        """Set the end of the fall to window ``steps``, and a rise that is a share to its share.
 
         Raises:
             ConfigError: the rise does not end before the fall.
@@ -176,7 +180,7 @@ class WarmupLinear(PlannedSchedule, OptimScheduler):
         self.warmup_steps = rise
 
     def remaining(self, share: float) -> float:
-        """Return how much of the fall is left when ``share`` of it is over; both are between 0 and 1."""
+        """Return how much of the fall is left when ``share`` of it is over, both from 0 to 1."""
         return 1 - share
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
@@ -202,7 +206,7 @@ class WarmupCosine(WarmupLinear):
         >>> [round(scheduler.update_lr(step, 1), 3) for step in (1, 2, 4, 6)]
         [0.05, 0.1, 0.05, 0.0]
 
-    The arguments of the schedule are those of ``WarmupLinear``.
+    The schedule has the arguments of ``WarmupLinear``.
     """
 
     def remaining(self, share: float) -> float:
@@ -254,7 +258,7 @@ class Plateau(OptimScheduler):
         self.scale = 1.0
 
     def take_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Compare the number with the best one so far. A nan is no improvement.
+        """Compare the number with the best one so far. A nan is not an improvement.
 
         Args:
             metrics: name -> number of a validation pass.
@@ -302,19 +306,22 @@ _CYCLES = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 class TorchSchedule(PlannedSchedule, OptimScheduler):
     """A schedule of ``torch.optim.lr_scheduler`` that depends only on the number of its steps.
 
-    OneCycleLR and CyclicLR also change the momentum of the optimizer, unless ``cycle_momentum`` is false.
+    OneCycleLR and CyclicLR also change the momentum of the optimizer, unless ``cycle_momentum`` is
+    false.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
-        >>> scheduler = TorchSchedule("SGD", {"lr": 0.1}, model, schedule="StepLR", args={"step_size": 2, "gamma": 0.5})
+        >>> args = {"step_size": 2, "gamma": 0.5}
+        >>> scheduler = TorchSchedule("SGD", {"lr": 0.1}, model, schedule="StepLR", args=args)
         >>> [scheduler.update_lr(step, 1) for step in (1, 2, 3)]
         [0.1, 0.1, 0.05]
 
     Args of the schedule:
-        schedule: its class, the name of a class of torch such as ``CosineAnnealingLR``, or a class path.
+        schedule: its class, the name of a class of torch such as ``CosineAnnealingLR``, or a class
+            path.
         per: the unit of its steps: ``step``, which is a window, or ``epoch``.
-        args: its keyword arguments. ``total_steps`` of OneCycleLR and ``T_max`` of CosineAnnealingLR are by default
-            the length of the training.
+        args: its keyword arguments. ``total_steps`` of OneCycleLR and ``T_max`` of
+            CosineAnnealingLR are by default the length of the training.
     """
 
     def sche_init(self, schedule: str | type[Any], per: str = "step", args: Mapping[str, Any] | None = None) -> None:
@@ -344,7 +351,8 @@ class TorchSchedule(PlannedSchedule, OptimScheduler):
     def _build(self, args: Mapping[str, Any]) -> None:
         self.own_optimizer = torch.optim.SGD([torch.zeros(1)], lr=self.base_lr)
         if issubclass(self.schedule_class, _CYCLES):
-            # The schedule checks whether there is a momentum to change, as there may be in the real optimizer.
+            # The schedule checks whether there is a momentum to change, as there may be in the real
+            # optimizer.
             momentum = {name: value for name, value in self.optimizer.defaults.items() if name in ("momentum", "betas")}
             del self.own_optimizer.defaults["momentum"]
             self.own_optimizer.defaults.update(momentum)
@@ -412,7 +420,10 @@ class TorchSchedule(PlannedSchedule, OptimScheduler):
         return {**self._state(), "lr": self.own_optimizer.param_groups[0]["lr"], "configured": self._fresh}
 
     def load_schedule_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``schedule_state``. If the arguments have changed, ``update_lr`` steps the schedule as often as before."""
+        """Restore a ``schedule_state``.
+
+        If the arguments have changed, ``update_lr`` steps a new schedule as often as the saved one.
+        """
         self._saved = state
         if self.schedule is None or any(differences(state.get("configured"), self._fresh)):
             return

@@ -1,4 +1,4 @@
-"""Training on the losses of one batch: the backwards, then the steps of one or multiple optimizers."""
+"""Training on the losses of one batch: the backwards, then the steps of the optimizers."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ def backward_and_step(  # noqa: PLR0912 # a call for each branch would be one pe
 ) -> tuple[bool, bool]:
     """Run one backward for each distinct loss, then step each optimizer whose window is full.
 
-    This is ``optimize`` for the training loop: it makes as few calls as possible, and does not change autocast.
+    This is ``optimize`` for the training loop: it makes as few calls as possible, and does not
+        change autocast.
 
     Args:
         losses: name -> scalar, a mean over the samples of the batch. The mapping is not changed.
         optimizers: the optimizers that minimize these losses.
         epoch: the current epoch, counted from 0.
-        samples: how many samples the batch has. With accumulation, losses are weighted by it. With 0, no
-            backward is run. None counts them as ``optimize`` does.
+        samples: how many samples the batch has. With accumulation, losses are weighted by it. With
+            0, no backward is run. None counts them as ``optimize`` does.
         last: whether this is the last batch of a pass, which closes every window.
-        retain_graph: whether the last backward keeps the graph. None says that no other code needs it, so
-            that a plain backward is enough for a single optimizer that ``owns_all``.
+        retain_graph: whether the last backward keeps the graph. None says that no other code needs
+            it, so that a plain backward is enough for a single optimizer that ``owns_all``.
         steps: whether the optimizers whose window is full step. If not, the caller steps them.
 
     Returns:
@@ -128,11 +129,12 @@ def close_windows(optimizers: Sequence[WindowedOptimizer], epoch: int) -> bool:
 
 
 def clear_leftovers(optimizer: WindowedOptimizer, others: Iterable[WindowedOptimizer], number: int) -> None:
-    """Clear gradients that other code has left in the parameters of an optimizer without an open window.
+    """Clear gradients that other code has left, before an optimizer starts a window.
 
     Args:
         optimizer: its window is about to start.
-        others: all optimizers. What they accumulate in a parameter that they share with this one stays.
+        others: all optimizers. What they accumulate in a parameter that they share with this one
+            stays.
         number: the number of the batch before the one that starts the window.
     """
     accumulated: set[Tensor] = set()
@@ -146,7 +148,9 @@ def clear_leftovers(optimizer: WindowedOptimizer, others: Iterable[WindowedOptim
 
 
 def attach_optimizer_hooks(optimizers: Mapping[str, WindowedOptimizer], context: Context, phase: str) -> None:
-    """Have the plugins called at each backward and update. A hook that no plugin implements costs nothing.
+    """Have the plugins called at each backward and update.
+
+    A hook that no plugin implements costs nothing.
 
     Args:
         optimizers: the optimizers of the phase, by name.
@@ -163,7 +167,9 @@ def attach_optimizer_hooks(optimizers: Mapping[str, WindowedOptimizer], context:
 
 
 def log_discarded_windows(where: str, epoch: int, optimizers: Mapping[str, WindowedOptimizer]) -> None:
-    """Log how many windows were discarded since the last call. On a GPU this waits for the work so far.
+    """Log how many windows were discarded since the last call.
+
+    On a GPU this waits for the work so far.
 
     Args:
         where: the start of the log line.
@@ -188,13 +194,16 @@ def _backward_by_loss(
     counts: dict[WindowedOptimizer, int],
     retain_graph: bool | None,
 ) -> bool:
-    """Run one backward for each loss that an acting optimizer minimizes, into the parameters of these optimizers only.
+    """Run one backward for each loss that an acting optimizer minimizes.
+
+    Only the parameters of these optimizers get gradients.
 
     Args:
         losses: name -> loss.
         optimizers: the optimizers that minimize these losses.
         samples: how many samples the batch has; None uses ``counts``.
-        counts: the samples of the batch of each optimizer. Those that share a loss get the same number.
+        counts: the samples of the batch of each optimizer. Optimizers that share a loss get the
+            same number.
         retain_graph: whether the last backward keeps the graph.
 
     Returns:
@@ -203,7 +212,8 @@ def _backward_by_loss(
     first, *others = optimizers
     if first.partners != others:
         first.remember_partners(others)
-    # Each scaler needs a separate backward, because its scale holds for the optimizers that share it.
+    # Each scaler needs a separate backward, because its scale holds for the optimizers that share
+    # it.
     groups: dict[tuple[str, int], list[WindowedOptimizer]] = {}
     for optimizer in optimizers:
         name = optimizer.loss_name
@@ -228,7 +238,8 @@ def _samples_of_batches(optimizers: Sequence[WindowedOptimizer]) -> dict[Windowe
     """Return how many samples the batch of each optimizer has."""
     counts = {optimizer: optimizer.record.count_samples() for optimizer in optimizers}
     active = {counts[optimizer] for optimizer in optimizers if optimizer.record.is_open}
-    # A phase that is not trained at present has no batch; its optimizers use the batch of the other phases.
+    # A phase that is not trained at present has no batch; its optimizers use the batch of the other
+    # phases.
     return dict.fromkeys(counts, *active) if len(active) == 1 else counts
 
 
@@ -237,7 +248,8 @@ def _samples_of(group: Sequence[WindowedOptimizer], counts: dict[WindowedOptimiz
 
     Args:
         group: the optimizers that share the loss.
-        counts: the samples of the batch of each optimizer. Those of the group are set to the returned number.
+        counts: the samples of the batch of each optimizer. The samples of the group are set
+            to the returned number.
 
     Raises:
         DataError: the optimizers belong to phases whose batches have different numbers of samples.

@@ -1,4 +1,7 @@
-"""Sparse gradients, as of ``nn.Embedding(…, sparse=True)``: an optimizer changes only the rows that a batch has used."""
+"""Sparse gradients, as of ``nn.Embedding(…, sparse=True)``.
+
+An optimizer changes only the rows that a batch has used.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _TAKE_SPARSE = (optim.Adagrad, optim.SGD)
 
 
 def sparse_parameters(model: nn.Module, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters that get sparse gradients: the tables of embeddings with ``sparse=True``.
+    """Return the parameters that get sparse gradients: embeddings with ``sparse=True``.
 
     Example:
         >>> model = nn.ModuleDict({"words": nn.Embedding(5, 2, sparse=True), "out": nn.Linear(2, 1)})
@@ -65,10 +68,10 @@ def require_lazy_mode(optimizer: Optimizer, sparse: Mapping[str, Tensor]) -> Non
 def step_lazily(optimizer: Optimizer, sparse: Mapping[str, Tensor]) -> None:
     """Have the optimizer step only the rows of a parameter that have a sparse gradient.
 
-    These rows change as they would with dense gradients, also with weight decay and fused kernels. All other rows
-    and their moments stay as they are. Steps are counted for the whole parameter. The state of the optimizer is the
-    same as with dense gradients. Hooks that are registered with the optimizer see a tensor of these rows instead of
-    the parameter.
+    These rows change as they would with dense gradients, also with weight decay and fused kernels.
+    All other rows and their moments stay as they are. Steps are counted for the whole parameter.
+    The state of the optimizer is the same as with dense gradients. Hooks that are registered with
+    the optimizer see a tensor of these rows instead of the parameter.
 
     Args:
         optimizer: its method ``step`` is replaced.
@@ -87,13 +90,13 @@ def step_lazily(optimizer: Optimizer, sparse: Mapping[str, Tensor]) -> None:
 
 
 def coalesced(parameter: Tensor) -> Tensor:
-    """Sum the rows of a sparse gradient that occur more than once, and set the result as the gradient.
+    """Sum the rows that occur more than once in a sparse gradient.
 
     Args:
         parameter: has a sparse gradient.
 
     Returns:
-        The gradient, which has each row once.
+        The gradient with each row once. It is also set as the gradient of the parameter.
 
     Raises:
         DataError: the gradient is sparse in more dimensions than the rows.
@@ -107,10 +110,11 @@ def coalesced(parameter: Tensor) -> Tensor:
 
 
 def with_dense_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the parameters, with a tensor that has a dense gradient instead of each one with a sparse gradient.
+    """Return the parameters, with sparse gradients replaced by dense ones.
 
-    The tensor and its gradient are the values of the sparse gradient, and share their memory. So a function that
-    clips the gradient of the tensor clips the sparse gradient.
+    A parameter with a sparse gradient is replaced by the values of the gradient, which are both the
+    tensor and its gradient. They share memory with the sparse gradient. So a function that clips
+    the gradient of the tensor clips the sparse gradient.
     """
     return [
         _values(parameter) if parameter.grad is not None and parameter.grad.is_sparse else parameter
@@ -130,7 +134,7 @@ def _values(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _step_touched_rows(optimizer: Optimizer) -> None:
-    """Step tables of the touched rows instead of the parameters with sparse gradients, and write these rows back."""
+    """Step tensors of the touched rows instead of whole parameters, and write these rows back."""
     groups = optimizer.param_groups
     state = optimizer.state
     parameters = [group["params"] for group in groups]

@@ -1,4 +1,4 @@
-"""An optimizer that steps once per accumulation window: the batches whose gradients it accumulates."""
+"""An optimizer that accumulates the gradients of a window of batches before each step."""
 
 from __future__ import annotations
 
@@ -27,59 +27,68 @@ Watcher: TypeAlias = Callable[..., Any] | None
 
 
 class WindowedOptimizer(ABC):
-    """A torch optimizer, the accumulation of its gradients over a window of batches, and its learning rate.
+    """A torch optimizer that accumulates gradients over a window of batches, and its learning rate.
 
-    A window has ``accum_grad`` batches; the end of a pass closes it earlier. When it closes, the optimizer
-    sets its rate, scales the gradients to those of the mean loss over the samples of the window, clips them,
-    steps, and clears them. With ``step_per_update`` above 1, it acts only in the last of so many windows. A
-    window whose loss or gradients are not finite is discarded: it counts as an update, but makes no step.
+    A window has ``accum_grad`` batches; the end of a pass closes it earlier. When it closes, the
+    optimizer sets its rate, scales the gradients to those of the mean loss over the samples of the
+    window, clips them, steps, and clears them. With ``step_per_update`` above 1, it acts only in
+    the last of so many windows. A window whose loss or gradients are not finite is discarded: it
+    counts as an update, but makes no step.
 
-    ``backward_and_step`` and ``close_windows`` in ``stepping.py`` train with one or multiple of these. A
-    subclass defines ``update_lr``, which returns the rate of an update. Its constructor ends with a call of
-    ``remember_options``.
+    ``backward_and_step`` and ``close_windows`` in ``stepping.py`` train with one or multiple of
+    these. A subclass defines ``update_lr``, which returns the rate of an update. Its constructor
+    ends with a call of ``remember_options``.
 
     Args:
         optimizer: steps the parameters.
         names: name -> each parameter of the optimizer.
         loss_name: the name of the loss that it minimizes.
-        base_group: the index of the parameter group that has the base rate: 0, or -1 for the last one.
-        step_per_update: the number of windows per step. In the other windows nothing is computed for it.
+        base_group: the index of the parameter group that has the base rate: 0, or -1 for the last
+            one.
+        step_per_update: the number of windows per step. In the other windows nothing is computed
+            for it.
         use_amp: whether it uses the gradient scaler of a run in fp16, on a device that needs one.
         accum_grad: the number of batches in a window.
         ft_factor: a factor of every rate.
         grad_clip: the largest norm of the gradients of its parameters; None does not clip.
         grad_norm_type: the p of this norm.
-        grad_clip_value: the largest absolute value of a gradient; None does not clip. With ``grad_clip`` too,
-            the norm is clipped first.
+        grad_clip_value: the largest absolute value of a gradient; None does not clip. With
+            ``grad_clip`` too, the norm is clipped first.
         sparse: whether gradients of its parameters may be sparse.
 
     Attributes:
         parameters: the parameters of the optimizer, in the order of its groups.
-        configured: for each group, the options that the optimizer was made with. A resumed run keeps them.
-        owns_all: whether its loss reaches no other trained parameter, so that a plain backward is enough. Only
-            code that knows the whole model sets this.
+        configured: for each group, the options that the optimizer was made with. A resumed run
+            keeps them.
+        owns_all: whether its loss reaches no other trained parameter, so that a plain backward is
+            enough. Only code that knows the whole model sets this.
         real_step: the number of closed windows.
         window: the open window.
-        discarded_windows: the windows without an optimizer step since these were last logged, as far as known.
-        record: describes the active batch. It is shared with the Brain that the optimizer is bound to.
-        last_gradients: the ``number`` of the last batch for which ``optimize`` has computed the gradients.
+        discarded_windows: the windows without an optimizer step since these were last logged, as
+            far as known.
+        record: describes the active batch. It is shared with the Brain that the optimizer is bound
+            to.
+        last_gradients: the ``number`` of the last batch for which ``optimize`` has computed the
+            gradients.
         last_batch: the ``number`` of the last batch that counted in a window.
         last_update: the ``number`` of the last batch that ended an update.
         rate: the rate of the last update in the base group; None before the first update.
         base_lr: the rate of the base group as configured.
-        gradient_norm: the norm of the gradients in the last update, before clipping; None if nothing needs it.
+        gradient_norm: the norm of the gradients in the last update, before clipping; None if
+            nothing needs it.
         scaler: scales the loss in fp16; None in other precisions.
         stepped: whether the scaler has made a step since it was last updated.
-        finite_on_ranks: whether no rank is known to have had a loss that is not finite, in the windows that
-            were closed from the previous batch to the last one.
-        partners: the other optimizers of the last call of ``optimize``; they train other parameters.
+        finite_on_ranks: whether no rank is known to have had a loss that is not finite, in the
+            windows that were closed from the previous batch to the last one.
+        partners: the other optimizers of the last call of ``optimize``; they train other
+            parameters.
         guarded: whether losses are checked to be finite.
         check_gradients: whether gradients are checked to be finite even if nothing else needs it.
         measures_norm: whether the norm of the gradients is computed even if nothing else needs it.
         guard: discards the windows that are not finite, and counts them.
         strategy: combines the gradients of all ranks; None if there is only one process.
-        before_backward, after_backward, before_update, after_update: the functions of the plugins that are
-            called at these moments.
+        before_backward, after_backward, before_update, after_update: the functions of the plugins
+            that are called at these moments.
 
     Raises:
         ConfigError: the base rate is 0, and the rate of another group is not.
@@ -145,7 +154,7 @@ class WindowedOptimizer(ABC):
         self._take_rates()
 
     def remember_options(self) -> None:
-        """Remember the options that the optimizer was made with, to recognize those that are changed later."""
+        """Remember the options that the optimizer was made with, to recognize later changes."""
         self.configured = options_of(self.optimizer)
         remember_numbers(self.optimizer)
 
@@ -174,7 +183,8 @@ class WindowedOptimizer(ABC):
             strategy: combines the gradients of all ranks.
             owns_all: whether the loss reaches no other trained parameter.
             guarded: whether losses are checked to be finite.
-            check_gradients: whether gradients are checked to be finite even if nothing else needs it.
+            check_gradients: whether gradients are checked to be finite even if nothing else needs
+                it.
         """
         owned = self.owns_gradients
         self.record = record
@@ -211,8 +221,8 @@ class WindowedOptimizer(ABC):
             partners: the other optimizers.
 
         Raises:
-            ConfigError: two of all these optimizers train the same parameter. The first step would clear the
-                gradients of the second.
+            ConfigError: two of all these optimizers train the same parameter. The first step would
+                clear the gradients of the second.
         """
         partners = list(partners)
         trained: set[Tensor] = set()
@@ -231,8 +241,8 @@ class WindowedOptimizer(ABC):
     def owns_gradients(self) -> bool:
         """Whether ``optimize`` has computed the gradients of the last batch.
 
-        If it has, gradients that exist without an open window are left over from other code. If it has not,
-        code that steps the optimizer itself may accumulate its gradients there.
+        If it has, gradients that exist without an open window are left over from other code. If it
+        has not, code that steps the optimizer itself may accumulate its gradients there.
         """
         return self.last_gradients >= self.record.number
 
@@ -240,14 +250,17 @@ class WindowedOptimizer(ABC):
         self.last_gradients = self.record.number if owned else -1
 
     def note_cleared(self) -> None:
-        """Check after a batch whether other code accumulates gradients; it does not if there are none."""
+        """Check after a batch whether other code accumulates gradients: not if there are none."""
         if not self.owns_gradients:
             self._mark_gradients(owned=all(parameter.grad is None for parameter in self.parameters))
 
     # The open window.
 
     def acts(self) -> bool:
-        """Return whether it steps at the end of the open window; if not, nothing has to be computed for it."""
+        """Return whether it steps at the end of the open window.
+
+        If not, nothing has to be computed for it.
+        """
         return self.step_per_update == 1 or (self.real_step + 1) % self.step_per_update == 0
 
     def has_open_window(self) -> bool:
@@ -283,9 +296,10 @@ class WindowedOptimizer(ABC):
         self.guard.judge_alone()
 
     def skip_update(self) -> None:
-        """In ``before_update``: discard the window, so that the optimizer makes no step and clears its gradients.
+        """Discard the open window, so that the optimizer makes no step and clears its gradients.
 
-        The window counts as any other one, for counters and schedule. It does not count as one that is not finite.
+        Plugins call it in ``before_update``. The window counts as any other one, for counters and
+        schedule. It does not count as one that is not finite.
         """
         self.window.discards = True
 
@@ -296,8 +310,8 @@ class WindowedOptimizer(ABC):
             loss: a scalar, the mean over the samples of the batch.
             sharing: these optimizers, with this one as the first.
             samples: how many samples the batch has.
-            arguments: of torch's ``backward``, such as the parameters that get gradients. By default all
-                tensors that the loss depends on get them.
+            arguments: of torch's ``backward``, such as the parameters that get gradients. By
+                default all tensors that the loss depends on get them.
 
         Returns:
             False if the loss is known not to be finite.
@@ -307,7 +321,8 @@ class WindowedOptimizer(ABC):
         """
         strategy = self.strategy
         if not samples and (strategy is None or strategy.in_ddp is None):
-            # The loss may be nan, and nan times 0 is nan. In DDP, a rank without samples contributes zeros.
+            # The loss may be nan, and nan times 0 is nan. In DDP, a rank without samples
+            # contributes zeros.
             return True
         if not loss.requires_grad:
             self.raise_no_gradient()
@@ -316,8 +331,8 @@ class WindowedOptimizer(ABC):
             weighted = weighted or optimizer.accum_grad > 1
             if optimizer.guarded and not loss.is_cpu:
                 optimizer.guard.record_loss(loss)
-            # This reads one number on the CPU: a loss that is not finite must not reach the weights. The
-            # comparisons save a call of math.isfinite.
+            # This reads one number on the CPU: a loss that is not finite must not reach the
+            # weights. The comparisons save a call of math.isfinite.
             elif optimizer.guarded and not -math.inf < loss.item() < math.inf:
                 for each in sharing:
                     each.window.discards = True
@@ -360,7 +375,7 @@ class WindowedOptimizer(ABC):
         self._finite_since_batch = True
 
     def apply(self, epoch: int, samples: int | None = None) -> bool:  # noqa: PLR0912, PLR0915 # a call per part would be one per step
-        """Close the window: set the rate, unscale, check and clip the gradients, step, and clear the gradients.
+        """Close the window: set the rate, prepare the gradients, step, and clear the gradients.
 
         A rate that a plugin sets in ``before_update`` holds for this update only.
 
@@ -457,7 +472,11 @@ class WindowedOptimizer(ABC):
             self.guard.record(bad)
 
     def _prepare_gradients(self) -> bool:
-        """Scale the gradients to those of the mean loss, and clip them; return False if they are known not to be finite."""
+        """Scale the gradients to those of the mean loss, and clip them.
+
+        Returns:
+            False if they are known not to be finite.
+        """
         parameters = with_dense_gradients(self.parameters) if self.sparse else self.parameters
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.scaler:
@@ -473,7 +492,8 @@ class WindowedOptimizer(ABC):
         if gradients and (judges_norm or self.measures_norm):
             norm = self.guard.norm_of(gradients, self.grad_norm_type)
             self.gradient_norm = norm
-        # A scaler checks the gradients itself, and a step that it skips while it searches its scale is no fault.
+        # A scaler checks the gradients itself. Steps that it skips while it searches its scale
+        # are not faults.
         judges = not self.scaler and (judges_norm or self.guard.loss is not None)
         if judges and not self.guard.allows_step(norm if judges_norm else None, self.parameters, gradients):
             return False
@@ -484,7 +504,7 @@ class WindowedOptimizer(ABC):
         return True
 
     def average(self) -> None:
-        """Divide the gradients of the open window, so that they are those of its mean loss on all ranks.
+        """Scale the gradients of the open window to those of its mean loss on all ranks.
 
         Code that steps the optimizer itself needs such gradients.
         """
@@ -504,7 +524,8 @@ class WindowedOptimizer(ABC):
         """End a window that ``apply`` has not closed.
 
         Args:
-            stepped: whether other code has stepped the optimizer; if not, the gradients wait for the next window.
+            stepped: whether other code has stepped the optimizer; if not, the gradients wait for
+                the next window.
         """
         window = self.window
         window.batches = 0
@@ -521,7 +542,10 @@ class WindowedOptimizer(ABC):
             self.guard.close()
 
     def take_discarded_windows(self) -> int:
-        """Return how many windows were discarded since the last call; on a GPU this waits for the work so far."""
+        """Return how many windows were discarded since the last call.
+
+        On a GPU this waits for the work so far.
+        """
         count = self.discarded_windows + self.guard.take_skipped()
         self.discarded_windows = 0
         return count
@@ -556,7 +580,7 @@ class WindowedOptimizer(ABC):
                 group["lr"] = new
 
     def adopt_groups(self) -> None:
-        """Accept the parameter groups that a plugin has made, with their present rates as base rates."""
+        """Accept the parameter groups that a plugin has made, with their rates as base rates."""
         if len(self.optimizer.param_groups) != len(self._base_rates):
             self._take_rates()
             self.configured = options_of(self.optimizer)
@@ -595,7 +619,7 @@ class WindowedOptimizer(ABC):
     # The state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of optimizer and scaler, the position in the schedule, and the gradients of an open window."""
+        """Return the state of optimizer, scaler, schedule and the open window with its gradients."""
         window = self.window
         self.discarded_windows += self.guard.take_skipped()
         names = self.guard.names.items() if window.batches else ()
@@ -622,14 +646,15 @@ class WindowedOptimizer(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``. Options that the config has changed keep their new value.
 
-        A state of SpeeChain, which has no position, can be loaded too: its callers give the position to each ``step``.
+        A state of SpeeChain, which has no position, can be loaded too: its callers give the
+            position to each ``step``.
 
         Args:
             state_dict: what ``state_dict`` has returned.
 
         Raises:
-            CheckpointError: the state has an open window of another length, or the groups of the optimizer have
-                other parameters.
+            CheckpointError: the state has an open window of another length, or the groups of the
+                optimizer have other parameters.
         """
         names = self._names_of_groups()
         if [*map(list, state_dict.get("groups", names))] != names:
@@ -682,7 +707,8 @@ class Window:
 
     Attributes:
         batches: how many batches there are.
-        samples: how many samples they have; a tensor while a window closes that multiple GPUs share.
+        samples: how many samples they have; a tensor while a window closes that multiple GPUs
+            share.
         discards: whether the window is discarded, as far as known.
         weighted: whether the gradients are sums over samples.
         averaged: whether the gradients are those of the mean loss already.
