@@ -61,7 +61,15 @@ def split_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
 
 
 def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
-    """Name and value of an option; the value is taken from ``words`` if the word has none."""
+    """Return the name and the value of an option.
+
+    Args:
+        word: the word that starts with dashes.
+        words: the words after it. Values that are not in ``word`` are taken from here.
+
+    Raises:
+        ConfigError: the option has no value, or no such name is taken.
+    """
     name, equals, text = word.removeprefix("--").partition("=")
     if not word.startswith("--") or not name:
         raise ConfigError(f"{_WHERE}: '{word}' is neither a file nor an option; write --NAME VALUE")
@@ -71,7 +79,7 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
     if not equals and kind is bool:
         return name, True
     if not equals and kind is list:
-        values = list(takewhile(lambda word: not word.startswith("--"), words))
+        values = list(takewhile(lambda following: not following.startswith("--"), words))
         del words[: len(values)]
         return name, values
     if not equals and (not words or words[0].startswith("--")):
@@ -83,7 +91,11 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """The value of a text: a number, truth value, null, list, mapping or quoted string of YAML, else the text."""
+    """Return the value of a text.
+
+    It is a number, truth value, null, list, mapping or quoted string if the text is such YAML, and the text
+    otherwise.
+    """
     try:
         value = yaml_tree.parse(text, Origin(_WHERE)).plain()
     except ConfigError:
@@ -97,7 +109,7 @@ def _plain(text: str) -> Any:
 
 
 def _yaml_of(name: str, text: str) -> str:
-    """A value for a hyperparameter as YAML on one line; tags are left to whoever loads the file."""
+    """Return the value of a hyperparameter as YAML on one line. Tags are kept for the code that loads the file."""
     if text.startswith(("!", "[", "{")):
         try:
             has_tag = any(getattr(event, "tag", None) for event in yaml.parse(text, Loader=yaml.SafeLoader))

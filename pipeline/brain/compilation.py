@@ -15,21 +15,27 @@ from pipeline.brain.run_options import RunOptions
 def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Callable[[], bool]) -> None:
     """Compile and script the modules that the options name, once.
 
-    A compiled module stays the same object, so that its parameters and what is saved of it keep their names.
+    A compiled module stays the same object, so that its parameters and its saved state keep their names.
+    A scripted module is replaced in ``modules``.
 
     Args:
         modules: name -> module.
-        options: what to compile, and how.
-        computes: whether a call is to be compiled; any other is that of the module as it is.
+        options: which modules to compile or script, and how.
+        computes: returns whether a call of a compiled module runs the compiled code. Otherwise it
+            runs the module as it is.
 
     Raises:
         ConfigError: a key of the options names no module.
     """
     for name in options.modules_to("compile", modules):
-        module, whole = modules[name], options.compile_using_fullgraph
+        module = modules[name]
         if module._compiled_call_impl is None:
-            dynamic = options.compile_using_dynamic_shape_tracing
-            compiled = torch.compile(_traceable(module), mode=options.compile_mode, fullgraph=whole, dynamic=dynamic)
+            compiled = torch.compile(
+                _traceable(module),
+                mode=options.compile_mode,
+                fullgraph=options.compile_using_fullgraph,
+                dynamic=options.compile_using_dynamic_shape_tracing,
+            )
             module._compiled_call_impl = partial(_call, computes, module._call_impl, compiled)
     for name in options.modules_to("jit", modules):
         if not isinstance(modules[name], torch.jit.ScriptModule):
@@ -42,9 +48,9 @@ _Call: TypeAlias = Callable[..., Any]
 def _traceable(module: nn.Module) -> _Call:
     """Return a function that calls a module as it is, for torch to compile.
 
-    torch traces no function of its own, such as the ``forward`` of ``nn.Sequential``, unless another function calls it.
-    Every such module gets a function around it. Torch counts how often it has compiled one function, and all these
-    functions count as one, so any other module is compiled by its own ``forward``.
+    torch traces functions of torch, such as the ``forward`` of ``nn.Sequential``, only if another
+    function calls them. So each such module gets a function around it. Torch limits how often it compiles
+    one function, and all these functions count as one. So any other module is compiled without it.
     """
     call = cast("Any", module)._call_impl
     if str(getattr(type(module).forward, "__module__", None)).partition(".")[0] != "torch":
@@ -57,4 +63,5 @@ def _traceable(module: nn.Module) -> _Call:
 
 
 def _call(computes: Callable[[], bool], eager: _Call, compiled: _Call, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the compiled code if ``computes`` returns True, and the module as it is otherwise."""
     return (compiled if computes() else eager)(*args, **kwargs)

@@ -193,7 +193,7 @@ class OwnLossBrain(ModuleBrain):
     """The Brain of a module that computes its losses from the whole batch, for a phase with an updater.
 
     Args:
-        module: called with the batch; its ``forward`` returns the losses.
+        module: called with the items of a batch, by position or name. Its ``forward`` returns the losses.
     """
 
     def __init__(self, module: nn.Module) -> None:

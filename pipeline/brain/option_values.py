@@ -14,12 +14,12 @@ from pipeline.config.schema import CompileMode, Count, Device, Names, Norm, Pati
 from pipeline.config.validation import message
 from pipeline.errors import ConfigError, one_of
 
-# Option -> the precision that it means.
+# Deprecated option -> the precision that it means.
 DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 
 _TORCHRUN = "each GPU has a process of its own; leave it out, and start the script with torchrun"
 
-# SpeechBrain's other options: why they are refused, and what to do.
+# Other options of SpeechBrain -> why they are an error, and what to do instead.
 NOT_TAKEN = {
     **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), _TORCHRUN),
     **dict.fromkeys(
@@ -30,14 +30,17 @@ NOT_TAKEN = {
 
 
 def _list(value: Any) -> Any:
+    """Return other collections of names as a list."""
     return list(value) if isinstance(value, tuple | set | frozenset) else value
 
 
 def _device_name(value: Any) -> Any:
+    """Return a ``torch.device`` as its name."""
     return str(value) if isinstance(value, torch.device) else value
 
 
 def _minutes(value: float) -> float:
+    """Return a number of minutes unless it is nan, infinite, or a positive number below a second."""
     if (value > 0 and not 1 / 60 <= value < math.inf) or math.isnan(value):
         raise ValueError(f"is {value!r}; write a number of minutes, a second at least; 0 for never")
     return value
@@ -49,7 +52,10 @@ _ModuleKeys = Annotated[Names | None, BeforeValidator(_list)]
 
 
 class OptionValues(BaseModel):
-    """The options of a Brain one by one: their types and ranges, many of which are those of a runner's keys."""
+    """The types, ranges and defaults of the run options. Many have the type of a runner's key.
+
+    What the options mean is in ``RunOptions``.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -91,37 +97,45 @@ NAMES = list(OptionValues.model_fields)
 
 
 def kind_of(name: str) -> type:
-    """How an option is written on a command line: alone if it is true (bool), with several values (list) or with one."""
+    """Return how an option is written on a command line.
+
+    Returns:
+        ``bool`` if its name alone sets it, ``list`` if it takes multiple values, ``str`` if it takes one.
+    """
     if name.endswith("_module_keys"):
         return list
     return bool if isinstance(OptionValues.model_fields[name].default, bool) else str
 
 
 def values_of(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options, each in its canonical form.
+    """Return the options, each in its canonical form.
 
     Args:
         options: name -> value.
         where: where they come from, for messages.
 
     Raises:
-        ConfigError: there is no such option, or a value is of the wrong type or out of range.
+        ConfigError: there is no such option, or a value is of the wrong type or out of range. The
+            message has a line for each such value.
     """
     for name in options:
         refuse_unknown(name, where)
     try:
         values = OptionValues(**options)
     except ValidationError as error:
-        faults = {detail["loc"][0]: message(detail, options[str(detail["loc"][0])]) for detail in error.errors()}
+        faults: dict[int | str, str] = {}
+        for detail in error.errors():
+            option = detail["loc"][0]
+            faults[option] = message(detail, options[str(option)])
         raise ConfigError("\n".join(f"{where}: {name} {fault}" for name, fault in faults.items())) from error
     return {name: getattr(values, name) for name in options}
 
 
 def refuse_unknown(name: str, where: str) -> None:
-    """Raise for a name that is no option, and say why.
+    """Raise if a name is not an option.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the name is not an option. The message says why.
     """
     if name in NOT_TAKEN:
         raise ConfigError(f"{where}: {name} is an option that is not taken: {NOT_TAKEN[name]}")
@@ -130,13 +144,20 @@ def refuse_unknown(name: str, where: str) -> None:
 
 
 def check_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``values_of`` the options: nothing deprecated among them, flags that agree with their keys.
+    """Return the options in their canonical form, checked together.
+
+    Deprecated options are replaced by ``precision``. The flags ``jit`` and ``compile`` agree with
+    their keys.
+
+    Args:
+        options: name -> value.
+        where: where they come from, for messages.
 
     Raises:
-        ConfigError: likewise, or two of them contradict each other.
+        ConfigError: as in ``values_of``, or two options contradict each other.
     """
     values = values_of(options, where)
-    # A deprecated one that is False does not count beside another.
+    # A deprecated option that is False says nothing about the precision.
     deprecated = {name: values.pop(name) for name in DEPRECATED if name in values}
     precisions = {DEPRECATED[name] for name, is_on in deprecated.items() if is_on}
     precisions |= {values["precision"]} if "precision" in values else set()
@@ -145,10 +166,11 @@ def check_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: {names} say {' and '.join(sorted(precisions))}; keep precision alone")
     if deprecated:
         values["precision"] = min(precisions, default="fp32")
-    # Keys alone set the flag, and without the flag there are no keys.
+    # Keys set their flag. Without the flag there are no keys.
     for flag in ("jit", "compile"):
         keys = f"{flag}_module_keys"
-        if named := values.get(keys):
+        named = values.get(keys)
+        if named:
             if values.setdefault(flag, True) is False:
                 what = f"{keys} names {', '.join(named)}, and {flag} is False"
                 raise ConfigError(f"{where}: {what}; leave one of them out")
