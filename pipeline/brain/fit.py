@@ -1,4 +1,4 @@
-"""``Brain.fit`` and ``evaluate``: a Brain that trains alone, without a config."""
+"""What ``Brain.fit`` and ``Brain.evaluate`` do: train and test a Brain without a config."""
 
 from __future__ import annotations
 
@@ -41,24 +41,25 @@ from pipeline.run.log import on_terminal
 from pipeline.run.run_context import listen, new_context
 from pipeline.updater.updater import Updater
 from pipeline.user_code.plugin_calls import register_plugins
-from pipeline.user_code.plugins import built_plugin, load_plugins, plugin_manager
+from pipeline.user_code.plugins import Plugin, built_plugin, load_plugins, plugin_manager
 from pipeline.user_code.uncalled import BRAIN_REMEDIES, uncalled_faults_of_class
 
-# The phase under which a Brain that trains alone saves and reports.
+# The name of the phase under which a Brain that trains without a config saves and reports.
 NAME = "brain"
 
 # The names of its datasets: the arguments of ``fit``.
-TRAIN, VALID = "train_set", "valid_set"
+TRAIN = "train_set"
+VALID = "valid_set"
 
-# The plugins that it has without being asked. Their state is in no checkpoint.
+# The plugins that it has by default. Checkpoints do not keep their state.
 DEFAULTS = ("progress_bar", "profiler")
 
-# Iterations between two reports to the plugins.
+# The number of iterations between two reports to the plugins.
 EVERY = 50
 
 
 class LoneBrain(Computation, HasRunOptions, Protocol):
-    """A Brain that trains alone."""
+    """A Brain that trains without a config."""
 
     checkpointer: Checkpointer | None
     hparams: Any
@@ -69,15 +70,105 @@ class LoneBrain(Computation, HasRunOptions, Protocol):
         """Return a loader of a dataset."""
 
 
+def fit(
+    brain: LoneBrain,
+    numbers: Iterable[int],
+    train: Any,
+    valid: Any = None,
+    *,
+    show: bool | None = None,
+    plugins: Iterable[Any] = (),
+) -> None:
+    """Train a Brain. With a checkpointer, continue from the newest checkpoint.
+
+    Args:
+        brain: the Brain. Its ``on_fit_start`` was called.
+        numbers: the number of each epoch.
+        train: the training batches.
+        valid: the batches for the validation after each epoch. None: there is no validation.
+        show: whether to show a progress bar. None shows one if stderr is a terminal, unless
+            ``noprogressbar`` is set.
+        plugins: as in ``Brain.fit``.
+
+    Raises:
+        CheckpointError: the checkpoints are of something else.
+    """
+    options = options_of(brain)
+    wants_bar = on_terminal() and not options.noprogressbar if show is None else show
+    # Rank 0 decides, because all ranks have the same config.
+    is_shown = bool(current_world().broadcast(wants_bar))
+    plugins = _listed(plugins or ())
+    with ExitStack() as ending, ExitStack() as resources:
+        loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
+        config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
+        context = _new_context(brain, config, loaders, plugins, resources)
+        hooks = context["hooks"]
+        # Called after the resources are closed.
+        ending.callback(hooks.after_run, context=context)
+        try:
+            hooks.before_pipeline(context=context)
+            context.enter("runner")
+            hooks.before_stage(name="runner", context=context)
+            _train(brain, numbers, context)
+            hooks.after_stage(name="runner", context=context)
+        except BaseException as error:
+            context["error"] = error
+            best_effort("on_stage_error", partial(hooks.on_stage_error, name="runner", context=context, error=error))
+            best_effort("after_pipeline", partial(hooks.after_pipeline, context=context))
+            raise
+        hooks.after_pipeline(context=context)
+
+
+def test(brain: LoneBrain, loader: Any, show: bool | None) -> float:
+    """Return the mean loss over the samples of a test set; nan if no loss is computed.
+
+    Args:
+        brain: what is evaluated.
+        loader: the batches.
+        show: as in ``pass_progress``.
+    """
+    with pass_progress(brain, "test", length(loader), show) as bar:
+        batches: Iterable[Any] = on_device(without_state(loader), brain.device)
+        if not bar.disable:
+            batches = bar.track(batches, task_id=bar.task_ids[0])
+        return evaluate(brain, batches, Stage.TEST, {}, data="the test set").get("loss", math.nan)
+
+
+@contextmanager
+def pass_progress(brain: LoneBrain, title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
+    """Return a block in which stderr has a progress bar. Its ``disable`` is True if it is not shown.
+
+    Args:
+        brain: the Brain whose pass it is.
+        title: the text before the bar.
+        batches: the number of batches; None if it is not known.
+        show: whether to show the bar. None shows it if stderr is a terminal, unless the Brain has
+            ``noprogressbar``. Only rank 0 shows it.
+    """
+    wants_bar = on_terminal() and not options_of(brain).noprogressbar if show is None else show
+    world = current_world()
+    with Progress(
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        console=BarConsole(quiet=not world.is_main),
+        transient=True,
+        disable=not world.broadcast(wants_bar),
+    ) as bar:
+        bar.add_task(title, total=batches)
+        yield bar
+
+
 def refuse_faults(brain: LoneBrain, base: type) -> None:
-    """Raise for layers that nobody trains, and for methods that nobody calls; with a config, ``check`` reports them.
+    """Raise for layers that would not be trained, and for methods that would not be called.
+
+    In a run of a config, ``check`` reports such methods.
 
     Args:
         brain: what is trained or evaluated.
         base: the class ``Brain``.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: there is such a layer or method.
     """
     require_registered(brain.modules.values(), owner=brain)
     if trainable_of(brain).in_run:
@@ -88,19 +179,19 @@ def refuse_faults(brain: LoneBrain, base: type) -> None:
 
 
 def loader_of(brain: LoneBrain, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, workers: ExitStack) -> Any:
-    """Return the loader itself, or one made of a dataset; in a debug run, a few of its batches.
+    """Return the batches of a dataset or a loader. In a debug run, return only the first ones.
 
     Args:
         brain: what is trained or evaluated.
-        data: a dataset or a loader.
-        stage: what for.
+        data: a dataset, from which ``make_dataloader`` makes a loader, or a loader.
+        stage: the pass that uses the batches.
         keywords: keyword arguments of the DataLoader.
         workers: ends the worker processes of a loader that is made here.
 
     Raises:
-        ConfigError: keywords are given for a loader that is made already.
+        ConfigError: keywords are given for a loader that is already made.
     """
-    loader, options = data, options_of(brain)
+    loader = data
     if hasattr(data, "__getitem__") or isinstance(data, Dataset):
         loader = brain.make_dataloader(data, stage, **(keywords or {}))
         workers.callback(end_workers, loader)
@@ -108,11 +199,12 @@ def loader_of(brain: LoneBrain, data: Any, stage: Stage, keywords: Mapping[str, 
         what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
         raise ConfigError(f"{what}; give fit the dataset, or leave it out")
     refuse_unshared(loader, f"{stage.name.lower()}_set")
+    options = options_of(brain)
     return LimitedLoader(loader, options.debug_batches) if options.debug else loader
 
 
 class FitContext(Context):
-    """The context of a Brain that trains alone."""
+    """The context of a Brain that trains without a config."""
 
     def explain_missing(self, key: str, where: str) -> str:
         """Return why a key is missing."""
@@ -123,10 +215,10 @@ class FitContext(Context):
 
 
 class FitClient(Client):
-    """A Brain that trains alone. Messages do not name its phase, which its user does not know of.
+    """What an engine trains in ``Brain.fit``. Messages do not name the phase, which a user does not know.
 
     Args:
-        context: of the training.
+        context: the context of the training.
         saver: the Checkpointer of the Brain; None if it has none.
     """
 
@@ -142,15 +234,15 @@ class FitClient(Client):
         self.session = saver.session if saver else None
 
     def address(self, phase: str) -> str:
-        """Return what messages call the training."""
+        """Return the name of the training for messages."""
         return "fit"
 
     def errors(self, phase: str) -> AbstractContextManager[None]:
-        """Return a block whose errors stay as they are."""
+        """Return a block that does not change its errors."""
         return nullcontext()
 
     def save(self, save_checkpoint: Callable[[], None]) -> None:
-        """Save a checkpoint, if the Brain has a checkpointer."""
+        """Save a checkpoint if the Brain has a checkpointer. Otherwise warn once if one was requested."""
         if self.saves:
             save_checkpoint()
             return
@@ -167,58 +259,11 @@ class FitClient(Client):
         return epoch
 
 
-def fit(
-    brain: LoneBrain,
-    numbers: Iterable[int],
-    train: Any,
-    valid: Any = None,
-    *,
-    show: bool | None = None,
-    plugins: Iterable[Any] = (),
-) -> None:
-    """Train a Brain; with a checkpointer, continue from the newest checkpoint.
-
-    Args:
-        brain: what is trained. Its ``on_fit_start`` was called.
-        numbers: the number of each epoch.
-        train: the training batches.
-        valid: the batches for the validation after each epoch; None: there is no validation.
-        show: whether to show a progress bar; None: if stderr is a terminal, unless ``noprogressbar`` is set.
-        plugins: as in ``Brain.fit``.
-
-    Raises:
-        CheckpointError: the checkpoints are of something else.
-    """
-    options, world = options_of(brain), current_world()
-    shows = on_terminal() and not options.noprogressbar if show is None else show
-    is_shown = bool(world.broadcast(shows))
-    plugins = _listed(plugins or ())
-    with ExitStack() as ending, ExitStack() as resources:
-        loaders = {TRAIN: train, VALID: valid} if valid is not None else {TRAIN: train}
-        config = _config(options, is_shown=is_shown, is_validated=valid is not None, plugins=plugins)
-        context = _new_context(brain, config, loaders, plugins, resources)
-        hooks = context["hooks"]
-        # When the resources are closed.
-        ending.callback(hooks.after_run, context=context)
-        try:
-            hooks.before_pipeline(context=context)
-            context.enter("runner")
-            hooks.before_stage(name="runner", context=context)
-            _train(brain, numbers, context)
-            hooks.after_stage(name="runner", context=context)
-        except BaseException as error:
-            context["error"] = error
-            best_effort("on_stage_error", partial(hooks.on_stage_error, name="runner", context=context, error=error))
-            best_effort("after_pipeline", partial(hooks.after_pipeline, context=context))
-            raise
-        hooks.after_pipeline(context=context)
-
-
 def _listed(plugins: Iterable[Any]) -> list[Any]:
     """Return the plugins as a list.
 
     Raises:
-        PluginError: they are one plugin.
+        PluginError: ``plugins`` is a single plugin.
     """
     if isinstance(plugins, str | Mapping) or not isinstance(plugins, Iterable):
         raise PluginError(f"fit: plugins is {plugins!r:.80}; write a list of plugins")
@@ -226,10 +271,16 @@ def _listed(plugins: Iterable[Any]) -> list[Any]:
 
 
 def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins: Sequence[Any]) -> Config:
-    """Return the config of a run that would train as the options of a Brain say.
+    """Return the config of a run that trains as the options of a Brain say.
+
+    Args:
+        options: the run options of the Brain.
+        is_shown: whether there is a progress bar.
+        is_validated: whether there is a validation after each epoch.
+        plugins: as in ``Brain.fit``.
 
     Raises:
-        ConfigError: the plugins are named wrongly.
+        ConfigError: a plugin is named wrongly.
     """
     saving = ["1 epoch"]
     if options.ckpt_interval_steps > 0:
@@ -251,15 +302,16 @@ def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins:
         "profile_steps": options.profile_steps,
     }
     phase = {"name": NAME, "dataset_name": TRAIN, "valid_dataset_name": VALID if is_validated else None}
+    # Plugins that are objects do not go through the config.
     named = [plugin for plugin in plugins if isinstance(plugin, str | Mapping | type)]
     names = {name for plugin in named for name in (plugin if isinstance(plugin, Mapping) else [plugin])}
-    own: list[dict[str, Any]] = []
+    added: list[dict[str, Any]] = []
     if is_shown and "progress_bar" not in names:
-        own.append({"progress_bar": {"live": True}})
+        added.append({"progress_bar": {"live": True}})
     if "metric_log" not in names:
         # It needs a run directory.
-        own.append({"metric_log": False})
-    tree = {"workspace": str(Path.cwd()), "runner": [runner], "phase": [phase], "plugins": [*own, *named]}
+        added.append({"metric_log": False})
+    tree = {"workspace": str(Path.cwd()), "runner": [runner], "phase": [phase], "plugins": [*added, *named]}
     builder = ConfigBuilder(tree, name="fit")
     if builder.config is None:
         raise ConfigError(builder.faults)
@@ -269,30 +321,21 @@ def _config(options: RunOptions, *, is_shown: bool, is_validated: bool, plugins:
 def _new_context(
     brain: LoneBrain, config: Config, loaders: Mapping[str, Any], plugins: Sequence[Any], resources: ExitStack
 ) -> Context:
-    """Return the context of the training, with plugins that are registered.
+    """Return the context of the training, with registered plugins.
 
     Raises:
         ConfigError: ``profile_training`` is set, and there is no ``output_folder``.
         PluginError: a plugin does not take its arguments, one of its hooks does not exist, or it wraps the model.
     """
-    world, [runner], saver = current_world(), config.runners, brain.checkpointer
-    trainable, manager = trainable_of(brain), plugin_manager()
+    world = current_world()
+    [runner] = config.runners
+    saver = brain.checkpointer
+    trainable = trainable_of(brain)
+    manager = plugin_manager()
     folder = getattr(brain.hparams, "output_folder", None)
     if folder is None and runner.profile_training:
         raise ConfigError("fit: profile_training writes into the hyperparameter output_folder; there is none, add it")
-    several = world.size > 1
-    built = [plugin for plugin in plugins if not isinstance(plugin, str | Mapping | type)]
-    chosen = load_plugins(config.tree, config.workspace, several=several)
-    chosen += [built_plugin(plugin, several=several) for plugin in built]
-    names = Counter(plugin.name for plugin in chosen)
-    if twice := [name for name, count in names.items() if count > 1]:
-        what = f"fit: two plugins have the name '{twice[0]}'"
-        raise PluginError(f"{what}; give one of the objects another name in its attribute plugin_name")
-    if wrapping := [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]:
-        what = f"fit: plugin '{wrapping[0]}' has the hook wrap_model, which comes before the optimizers are made"
-        raise PluginError(f"{what}; wrap the module before the Brain gets it")
-    if not world.is_main:
-        chosen = [plugin for plugin in chosen if getattr(plugin.target, "every_rank", False) is True]
+    chosen = _chosen_plugins(config, plugins)
     context = new_context(config, runner, world, FitContext)
     schedulers = {str(number): scheduler for number, scheduler in enumerate(trainable.schedulers)}
     entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": Updater(brain)}
@@ -308,7 +351,8 @@ def _new_context(
         "dataset": dict(loaders),
     }
     if folder is not None:
-        context["run_dir"] = run_dir = Path(folder).absolute()
+        run_dir = Path(folder).absolute()
+        context["run_dir"] = run_dir
         if plugins or runner.profile_training:
             with storage.storing(run_dir, "set the hyperparameter output_folder"):
                 storage.make_folder(run_dir)
@@ -323,15 +367,43 @@ def _new_context(
     return context
 
 
+def _chosen_plugins(config: Config, plugins: Sequence[Any]) -> list[Plugin]:
+    """Return the plugins of the config and those that are objects, as far as this rank has them.
+
+    Raises:
+        PluginError: a plugin does not take its arguments, two have the same name, or one wraps the model.
+    """
+    world = current_world()
+    several = world.size > 1
+    chosen = load_plugins(config.tree, config.workspace, several=several)
+    for plugin in plugins:
+        if not isinstance(plugin, str | Mapping | type):
+            chosen.append(built_plugin(plugin, several=several))
+    names = Counter(plugin.name for plugin in chosen)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        what = f"fit: two plugins have the name '{twice[0]}'"
+        raise PluginError(f"{what}; give one of the objects another name in its attribute plugin_name")
+    wrapping = [plugin.name for plugin in chosen if hasattr(plugin.target, "wrap_model")]
+    if wrapping:
+        what = f"fit: plugin '{wrapping[0]}' has the hook wrap_model, which comes before the optimizers are made"
+        raise PluginError(f"{what}; wrap the module before the Brain gets it")
+    if world.is_main:
+        return chosen
+    return [plugin for plugin in chosen if getattr(plugin.target, "every_rank", False) is True]
+
+
 def _no_checkpoints(resources: ExitStack) -> RunCheckpointer:
-    """Return a checkpointer that has no checkpoints, for plugins that look for some."""
+    """Return a checkpointer without checkpoints, for plugins that look for some."""
     folder = resources.enter_context(TemporaryDirectory(prefix="fit-"))
     return RunCheckpointer(CheckpointStore(folder))
 
 
 def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
     """Train the epochs that are left."""
-    trainable, saver, options = trainable_of(brain), brain.checkpointer, options_of(brain)
+    trainable = trainable_of(brain)
+    saver = brain.checkpointer
+    options = options_of(brain)
     # An earlier fit may have been interrupted in the middle of a window.
     brain.modules.zero_grad()
     begin_on_ranks([brain.modules], None)
@@ -341,21 +413,24 @@ def _train(brain: LoneBrain, numbers: Iterable[int], context: Context) -> None:
     updater.set_state_dict({"iteration": context["train_state"]["iteration"], "epoch": updater.state.epoch})
     engine = PassEngine(context, FitClient(context, saver))
     if saver:
-        # Several processes look together, when it is time.
+        # With multiple ranks nothing is woken: all of them look for requests together when it is time.
         saver.session.begin_fit(object if engine.agreement else engine.wake)
-    is_own = not updater.is_plain(brain)
+    is_overridden = not updater.is_plain(brain)
     most = options.debug_epochs if options.debug and options.debug_epochs > 0 else None
     count = 0
     with context.running_loop(engine), engine.running():
         for _ in engine.epochs(most, numbers):
             count += 1
             training = engine.train_pass(NAME)
-            training.run(training.custom(brain.fit_batch, "fit_batch") if is_own else trainable.fit_batch)
+            step = training.custom(brain.fit_batch, "fit_batch") if is_overridden else trainable.fit_batch
+            training.run(step)
     if context.peek("is_exit"):
         iteration = context["train_state"]["iteration"]
         logger.info(f"fit: context['is_exit'] has ended the training after iteration {iteration}")
     elif not count:
-        done, updates, why = context["train_state"]["epoch"], context["train_state"]["update"], context.stop_reason
+        done = context["train_state"]["epoch"]
+        updates = context["train_state"]["update"]
+        why = context.stop_reason
         stopped = f", and it was stopped: {why}" if why else ""
         logger.info(f"fit: nothing is left to train; {done} epochs and {updates} updates are done{stopped}")
 
@@ -369,9 +444,9 @@ def _restore(saver: Checkpointer, context: Context) -> None:
 
     def check(checkpoint: LoadedCheckpoint) -> None:
         engine = checkpoint.state.engine if checkpoint.state else None
-        # A run may have a phase of this name, but it gives its epochs no numbers.
-        of_fit = engine and any(entry.epochs is not None for entry in engine.outer)
-        if checkpoint.weights.keys() != {NAME} or not of_fit:
+        # A run of a config may have a phase of this name, but it does not number its epochs.
+        is_of_fit = engine and any(entry.epochs is not None for entry in engine.outer)
+        if checkpoint.weights.keys() != {NAME} or not is_of_fit:
             what = f"{checkpoint.path}: was not saved by a fit of a Brain"
             raise CheckpointError(f"{what}; give the Brain a Checkpointer with another folder")
         saver.session.refuse_lacking(checkpoint)
@@ -379,38 +454,6 @@ def _restore(saver: Checkpointer, context: Context) -> None:
     context["resources"].callback(saver.store.end_resume)
     saver.store.begin(context["model"])
     saver.store.restore(context, check)
-    if resumed := saver.store.resumed:
+    resumed = saver.store.resumed
+    if resumed:
         context["hooks"].after_checkpoint_loaded(context=context, path=resumed.path)
-
-
-@contextmanager
-def pass_progress(brain: LoneBrain, title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
-    """A progress bar on stderr until the block ends; ``disable`` says that it is not shown.
-
-    Args:
-        brain: whose pass it is.
-        title: what stands before it.
-        batches: how many there will be; None: that isn't known.
-        show: whether it is; None: if stderr is a terminal, unless the Brain has ``noprogressbar``. Only rank 0 shows it.
-    """
-    shown = on_terminal() and not options_of(brain).noprogressbar if show is None else show
-    world = current_world()
-    console = BarConsole(quiet=not world.is_main)
-    with Progress(
-        *Progress.get_default_columns(),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not world.broadcast(shown),
-    ) as bar:
-        bar.add_task(title, total=batches)
-        yield bar
-
-
-def test(brain: LoneBrain, loader: Any, show: bool | None) -> float:
-    """Return the mean loss over the samples of a test set, nan if none is computed; ``show``: as in ``pass_progress``."""
-    with pass_progress(brain, "test", length(loader), show) as bar:
-        batches: Iterable[Any] = on_device(without_state(loader), brain.device)
-        if not bar.disable:
-            batches = bar.track(batches, task_id=bar.task_ids[0])
-        return evaluate(brain, batches, Stage.TEST, {}, data="the test set").get("loss", math.nan)

@@ -1,4 +1,4 @@
-"""What a script does on rank 0 alone; torchrun has started it several times. Names are SpeechBrain's."""
+"""Functions for scripts that torchrun starts once per rank. The names are SpeechBrain's."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _T = TypeVar("_T")
 
 
 def ddp_init_group(run_opts: Mapping[str, Any]) -> None:
-    """Join the processes that torchrun has started, until this one ends; else ``fit`` does it for as long as it trains.
+    """Join the processes that torchrun has started, until this process ends.
 
-    Loaders that are made after it give each of them its part.
+    Loaders that are made afterwards give each process its part of the data. Without this call, ``fit``
+    joins the processes for as long as it trains. For a single process it does nothing.
 
     Args:
-        run_opts: run options. The backend is nccl on a GPU and gloo on a CPU, whatever ``distributed_backend`` says.
+        run_opts: run options. ``distributed_backend`` is not used: the backend is nccl on a GPU and
+            gloo on a CPU.
 
     Raises:
         ConfigError: ``distributed_launch`` is set, and no launcher has started this process.
@@ -38,21 +40,32 @@ def ddp_init_group(run_opts: Mapping[str, Any]) -> None:
 
     @atexit.register
     def leave() -> None:
-        # What has ended the script, if anything has.
+        # The error that has ended the script, if there is one.
         error = getattr(sys, "last_value", None)
         with suppress(Exception):
             group.__exit__(error and type(error), error, None)
 
 
 def if_main_process() -> bool:
-    """Whether this process is that of rank 0, or the only one."""
+    """Return whether this process has rank 0, or is the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def main_process_only(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function that rank 0 alone calls. The others wait; all return what it has returned, or fail where it fails.
+    """Return a function that only rank 0 calls, while the other ranks wait.
 
-    What it returns has to be something that pickle takes.
+    All ranks return what rank 0 has returned, or raise if it has raised. What the function returns must be
+    picklable.
+
+    Example::
+
+        @main_process_only
+        def prepare(folder):
+            return [path.name for path in sorted(Path(folder).glob("*.csv"))]
+
+
+        Path("train.csv").write_text("1,2")
+        assert prepare(".") == ["train.csv"]
     """
 
     @wraps(function)
@@ -77,18 +90,28 @@ def run_on_main(
     post_kwargs: Mapping[str, Any] | None = None,
     run_post_on_main: bool = False,
 ) -> None:
-    """Call a function on rank 0 alone, then another one on the other ranks, such as to load what the first has written.
+    """Call a function on rank 0 only, then another function on the other ranks.
 
-    Unlike SpeechBrain's, the second is called nowhere if the first fails.
+    The second function can load what the first has written. Unlike in SpeechBrain, no rank calls the
+    second function if the first one fails.
 
     Args:
-        func: what rank 0 calls, while the others wait.
-        args: its arguments.
-        kwargs: likewise.
-        post_func: what the others call after it.
-        post_args: its arguments.
-        post_kwargs: likewise.
-        run_post_on_main: whether rank 0 calls it too, at the same time.
+        func: the function that rank 0 calls, while the other ranks wait.
+        args: the positional arguments of ``func``.
+        kwargs: the keyword arguments of ``func``.
+        post_func: the function that the other ranks call afterwards.
+        post_args: the positional arguments of ``post_func``.
+        post_kwargs: the keyword arguments of ``post_func``.
+        run_post_on_main: whether rank 0 calls ``post_func`` too, at the same time.
+
+    Example::
+
+        def prepare(path, value):
+            Path(path).write_text(value)
+
+
+        run_on_main(prepare, args=["train.csv"], kwargs={"value": "1,2"})
+        assert Path("train.csv").read_text() == "1,2"
     """
 
     @main_process_only

@@ -1,4 +1,4 @@
-"""For experiments that are scripts: ``create_experiment_directory``."""
+"""``create_experiment_directory``: the folder of an experiment that is a script."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from pipeline.user_code.tracebacks import with_traceback
 
 _MAPPING = "tag:yaml.org,2002:map"
 
+# Writes log lines into the newest experiment directory.
 _log = ExitStack()
 
 
@@ -41,23 +42,35 @@ def create_experiment_directory(
 ) -> None:
     """Make the folder of an experiment, or use an existing one, and copy into it what the experiment is made of.
 
-    ``hyperparams.yaml`` has the hyperparameters with the overrides, the script that calls this is copied, ``env.log``
-    names python and the packages, and ``log.txt`` gets every log line, until the next experiment directory or the end of
-    the process, and the traceback of what ends that. A file that is there with another content is kept as
-    ``<name>.<UTC time>``. Unlike SpeechBrain's this leaves ``sys.excepthook`` alone. Of several processes rank 0 does it,
-    and the others wait.
+    The folder then has these files:
+
+    - ``hyperparams.yaml``: the hyperparameters with the overrides.
+    - a copy of the script that calls this function.
+    - ``env.log``: the versions of Python and of the packages.
+    - ``log.txt``: every log line, until the next experiment directory or the end of the process. If an
+      error ends the process, its traceback is there too.
+
+    An existing file with other content is renamed to ``<name>.<UTC time>``. Unlike in SpeechBrain,
+    ``sys.excepthook`` does not change. With multiple ranks, rank 0 writes the files, and the other ranks wait.
 
     Args:
         experiment_directory: the folder.
-        hyperparams_to_save: a YAML file. Nothing in it is built or resolved: tags such as ``!ref <seed>`` stay in it.
-            Without overrides it is copied as it is; with them it loses its comments.
-        overrides: what replaces values of it, as a mapping or as YAML text; a mapping in it goes into the one that is there.
-        log_config: SpeechBrain's setting of standard logging, which is not taken.
+        hyperparams_to_save: a YAML file. Nothing in it is built or resolved: tags such as ``!ref <seed>``
+            stay. Without overrides, it is copied unchanged. With overrides, it loses its comments.
+        overrides: values that replace values of the file, as a mapping or as YAML text. A mapping is merged
+            into the mapping in the file.
+        log_config: SpeechBrain's setting of standard logging. It must be None.
         save_env_desc: whether to write ``env.log``.
 
     Raises:
-        ConfigError: the hyperparameters or overrides are no YAML mapping.
-        StorageError: the storage refuses.
+        ConfigError: the hyperparameters or overrides are not a YAML mapping.
+        StorageError: a file cannot be written.
+
+    Example::
+
+        Path("train.yaml").write_text("{seed: 1, lr: 0.1}")
+        create_experiment_directory("results/first", "train.yaml", {"seed": 10})
+        assert "seed: 10" in Path("results/first/hyperparams.yaml").read_text()
     """
     if log_config is not None:
         raise ConfigError(f"create_experiment_directory: log_config is {log_config!r}; {NOT_TAKEN['log_config']}")
@@ -89,7 +102,12 @@ def _fill(folder: Path, script: Any, hyperparams_to_save: Any, overrides: Any, s
 
 
 def _keep_traceback(path: Path, before: BaseException | None) -> None:
-    """Add to a log the traceback of the error that has ended the process, which python has kept; ``before``: another's."""
+    """Add the traceback of the error that has ended the process to a log.
+
+    Args:
+        path: the log.
+        before: the error that Python kept before the log was opened. It is not added.
+    """
     error = getattr(sys, "last_value", None)
     if error is not None and error is not before:
         with suppress(OSError), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -99,13 +117,13 @@ def _keep_traceback(path: Path, before: BaseException | None) -> None:
 @atexit.register
 def end_log() -> None:
     """Stop writing log lines into the newest experiment directory."""
-    # Whoever called logger.remove() has taken the place away already.
+    # If the script has called logger.remove(), the log is already closed.
     with suppress(ValueError):
         _log.close()
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file; an existing one with other content is renamed with the time."""
+    """Write a file. Rename an existing file with other content, so that its name has the time."""
     if path.exists():
         if path.read_bytes() == content:
             return
@@ -114,14 +132,19 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _environment() -> str:
-    """Python, the system, the hardware, and every installed package."""
+    """Return a text with the versions of Python and the system, the hardware, and every installed package."""
     facts = {"python": sys.version, "platform": platform.platform(), **device.describe_hardware()}
+    lines = [f"{name}: {value}" for name, value in facts.items()]
     packages = sorted({f"{package.name}=={package.version}" for package in distributions()}, key=str.lower)
-    return "".join(f"{line}\n" for line in [*(f"{name}: {value}" for name, value in facts.items()), "", *packages])
+    return "".join(f"{line}\n" for line in [*lines, "", *packages])
 
 
 def _resolved(path: Path, overrides: Mapping[str, Any] | str | None) -> str:
-    """The text of a YAML file with some values replaced."""
+    """Return the text of a YAML file with some values replaced.
+
+    Raises:
+        ConfigError: the file cannot be read, or the file or the overrides are not a YAML mapping.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -131,14 +154,19 @@ def _resolved(path: Path, overrides: Mapping[str, Any] | str | None) -> str:
         replaced = overrides if isinstance(overrides, str) else yaml_tree.dump(dict(overrides or {}))
     except yaml.YAMLError as error:
         raise ConfigError(f"overrides: hold what YAML cannot: {error}; keep them plain") from error
-    base, over = _mapping(text, str(path)), _mapping(replaced, "overrides")
+    base = _mapping(text, str(path))
+    over = _mapping(replaced, "overrides")
     if not over.value:
         return text
     return yaml.serialize(_merged(base, over), Dumper=yaml.SafeDumper, allow_unicode=True)
 
 
 def _mapping(text: str, where: str) -> yaml.MappingNode:
-    """YAML text as nodes; no objects are built."""
+    """Return YAML text as nodes. No objects are built.
+
+    Raises:
+        ConfigError: the text is not a YAML mapping. The message names ``where``.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -151,10 +179,14 @@ def _mapping(text: str, where: str) -> yaml.MappingNode:
 
 
 def _merged(base: yaml.Node | None, over: yaml.Node) -> yaml.Node:
-    """``over``, or two mappings merged into a copy, so that an alias elsewhere keeps its value."""
+    """Return ``over``, or a copy of ``base`` with its items if both are mappings.
+
+    Because ``base`` is copied, an alias of it elsewhere keeps its value.
+    """
     if not isinstance(base, yaml.MappingNode) or not isinstance(over, yaml.MappingNode) or over.tag != _MAPPING:
         return over
-    base, new = deepcopy(base), {key.value: (key, value) for key, value in over.value}
+    base = deepcopy(base)
+    new = {key.value: (key, value) for key, value in over.value}
     for index, (key, value) in enumerate(base.value):
         if isinstance(key, yaml.ScalarNode) and key.value in new:
             base.value[index] = key, _merged(value, new.pop(key.value)[1])

@@ -1,4 +1,4 @@
-"""What is done with the Brains of a run before they are trained."""
+"""Prepares the Brains of a run before they are trained or evaluated."""
 
 from __future__ import annotations
 
@@ -22,37 +22,50 @@ from pipeline.user_code.tracebacks import error_context
 def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
     """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
 
-    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
+    A phase without a Brain is skipped without an error. The runner stage that trains it checks what the
+    network stage left for it.
+
+    Args:
+        context: the context after the network and startup stages.
+        phases: the phases of the runner, in order.
+        runner: the runner.
 
     Raises:
-        ConfigError: a model keeps layers in a plain list; the runner's options contradict each other, or the device
-            cannot do them.
+        ConfigError: a model keeps layers in a plain list; the runner's options contradict each other, or
+            the device does not support them.
     """
-    models, started = context.peek("model"), set[int]()
+    models = context.peek("model")
     _require_registered(models)
-    for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
-        entry = models.get(name)
-        brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        if isinstance(brain, Brain) and id(brain) not in started:
-            started.add(id(brain))
-            apply_options(brain, run_options_for(runner, context.peek("device")))
-            optim_schedulers = entry.get("optim_schedulers") or {}
-            for scheduler in optim_schedulers.values():
-                if isinstance(scheduler, OptimScheduler):
-                    scheduler.adopt_groups()
-            type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
-            with error_context(f"phase.{name}"):
-                brain.on_fit_start()
-            begin_on_ranks([brain.modules], runner.seed)
+    if not isinstance(models, Mapping):
+        return
+    started: set[int] = set()
+    for phase in phases:
+        entry = models.get(phase.name)
+        if not isinstance(entry, Mapping):
+            continue
+        brain = entry.get("brain")
+        # Phases may share a Brain.
+        if not isinstance(brain, Brain) or id(brain) in started:
+            continue
+        started.add(id(brain))
+        apply_options(brain, run_options_for(runner, context.peek("device")))
+        optim_schedulers = entry.get("optim_schedulers") or {}
+        for scheduler in optim_schedulers.values():
+            if isinstance(scheduler, OptimScheduler):
+                scheduler.adopt_groups()
+        type(brain).bind(brain, phase.name, optim_schedulers, context, runner.nonfinite_patience)
+        with error_context(f"phase.{phase.name}"):
+            brain.on_fit_start()
+        begin_on_ranks([brain.modules], runner.seed)
 
 
 def prepare_for_evaluation(brain: Brain, phase: str, context: Context, options: RunOptions) -> None:
-    """Make a Brain ready to be evaluated in a run.
+    """Prepare a Brain for an evaluation in a run.
 
     Args:
         brain: the Brain.
         phase: the name of its phase.
-        context: of the run.
+        context: the context of the run.
         options: its run options.
 
     Raises:
@@ -64,23 +77,39 @@ def prepare_for_evaluation(brain: Brain, phase: str, context: Context, options: 
 
 
 def ignored_arguments(brain: Brain) -> list[str]:
-    """Arguments of the constructor that a config would ignore: optimizer, checkpointer, options of the run."""
-    # An init_optimizers of its own may use it.
-    opt_class = () if overridden(brain, Brain, "init_optimizers") else ("opt_class",)
-    names = [name for name in (*opt_class, "checkpointer") if getattr(brain, name) is not None]
-    return names + sorted(options_of(brain).model_fields_set - {"device"})
+    """Return the arguments of the constructor that a config would ignore.
+
+    They are the optimizer, the checkpointer and the run options.
+    """
+    names = ["opt_class", "checkpointer"]
+    if overridden(brain, Brain, "init_optimizers"):
+        # It may use the argument.
+        names.remove("opt_class")
+    given = [name for name in names if getattr(brain, name) is not None]
+    return given + sorted(options_of(brain).model_fields_set - {"device"})
 
 
 def unregistered_modules(brain: Brain) -> list[str]:
-    """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
+    """Return the attributes with trainable parameters that are not in ``modules``.
+
+    Such parameters would not be trained or saved.
+    """
     registered = set(brain.modules.parameters())
-    modules = {name: value for name, value in vars(brain).items() if isinstance(value, nn.Module)}
-    trained = {name: {own for own in module.parameters() if own.requires_grad} for name, module in modules.items()}
-    return [name for name, parameters in trained.items() if parameters - registered]
+    unregistered: list[str] = []
+    for name, value in vars(brain).items():
+        if isinstance(value, nn.Module):
+            trainable = {parameter for parameter in value.parameters() if parameter.requires_grad}
+            if trainable - registered:
+                unregistered.append(name)
+    return unregistered
 
 
 def _require_registered(models: Any) -> None:
-    """Raise for layers in plain containers, also of models that a network stage of the user's own has built."""
+    """Raise for layers in plain containers, also in models that a custom network stage has built.
+
+    Raises:
+        ConfigError: there is such a layer.
+    """
     entries = models if isinstance(models, Mapping) else {}
     modules = {phase: module_of(entry) for phase, entry in entries.items() if is_entry(entry)}
     for phase, module in modules.items():
