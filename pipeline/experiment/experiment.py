@@ -53,7 +53,8 @@ from pipeline.engine.validation import Verb
 from pipeline.engine.weak_methods import own_method
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.experiment import experiment_config
-from pipeline.experiment.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
+from pipeline.experiment.experiment_config import PHASE
+from pipeline.experiment.visualizers import JsonLines, PluginNumbers, Visualizer
 from pipeline.metrics.meters import MOST
 from pipeline.optim.optim_scheduler import OptimScheduler
 from pipeline.optim.stepping import attach_optimizer_hooks, clear_leftovers, log_discarded_windows

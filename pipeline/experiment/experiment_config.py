@@ -1,258 +1,44 @@
-"""The ``config``, ``args`` and visualizer of an ExperimentBase."""
+"""The ``config`` and ``args`` of an ExperimentBase."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
-import struct
-import sys
-import wave
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
-from io import BytesIO
-from itertools import zip_longest
-from pathlib import Path
+from collections.abc import Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
-from typing import Any, Protocol, TextIO
+from typing import Any
 
-import torch
-from loguru import logger
-from torch import Tensor
-
-from pipeline.checkpoint.storage import finite, replace_durably
 from pipeline.config import yaml_tree
 from pipeline.config.schema import TRAINING_KEYS, Interval, parse_intervals
 from pipeline.context import Context, RunnerSettings
 from pipeline.data.loader import length
-from pipeline.distributed.world import current_world
 from pipeline.engine.triggers import NEVER
-from pipeline.engine.validation import extend_metrics
-from pipeline.errors import ConfigError, StageError, one_of
-from pipeline.metrics.meters import Meter, Meters, mean_of_slices
+from pipeline.errors import ConfigError, one_of
 
-# The name under which an experiment's model and numbers stand where others have phases.
+# An experiment has no phases. Its model and its numbers have this name instead.
 PHASE = "experiment"
-
-
-class Visualizer(Protocol):
-    """Where an experiment reports its numbers, figures and sounds; tensorboard's SummaryWriter is one."""
-
-    def add_scalar(self, tag: str, value: Any, step: int, /) -> None:
-        """Report a number, measured at an iteration."""
-
-    def add_figure(self, tag: str, figure: Any, step: int, /) -> None:
-        """Report a figure, drawn at an iteration."""
-
-    def add_audio(self, tag: str, audio_array: Any, step: int, /, sample_rate: int) -> None:
-        """Report a sound, made at an iteration."""
-
-
-class Visuals:
-    """Writes figures and sounds to files such as ``visuals/valid/alignment-000000001000.png``: those of rank 0.
-
-    Args:
-        folder: in which ``visuals`` is.
-        on_visual: is called with tag, path and step of each.
-    """
-
-    def __init__(self, folder: Path, on_visual: Callable[..., Any] | None = None) -> None:
-        self._folder, self._on_visual = folder / "visuals", on_visual
-
-    def add_figure(self, tag: str, figure: Any, step: int) -> None:
-        """Write a figure as PNG, by its own ``savefig``, and close it where it is pyplot's.
-
-        Raises:
-            StageError: it has none.
-        """
-        if not hasattr(figure, "savefig"):
-            what = f"visualizer.add_figure: '{tag}' is a {type(figure).__name__}, which has no savefig"
-            raise StageError(f"{what}; give it a figure, such as one of matplotlib's")
-        image = BytesIO()
-        figure.savefig(image, format="png")
-        self._write(tag, int(step), "png", image)
-        # Which keeps it in memory until then.
-        if (pyplot := sys.modules.get("matplotlib.pyplot")) and isinstance(figure, pyplot.Figure):
-            pyplot.close(figure)
-
-    def add_audio(self, tag: str, audio_array: Any, step: int, sample_rate: int = 8000) -> None:
-        """Write one channel of sound as WAV of 16 bits; the values are from -1 to 1, and what is beyond is clipped.
-
-        Raises:
-            StageError: it is none.
-        """
-        # As a copy where it is numpy's, which may run backwards.
-        sound = (
-            torch.as_tensor(audio_array.copy() if hasattr(audio_array, "strides") else audio_array).detach().squeeze()
-        )
-        if sound.dim() != 1 or not sound.is_floating_point() or not sound.isfinite().all():
-            what = f"visualizer.add_audio: '{tag}' is of {sound.dtype} and of the shape {[*sound.shape]}"
-            raise StageError(f"{what}; give it one channel of finite floats from -1 to 1")
-        samples, file = (sound.double().clamp(-1, 1) * 32767).trunc().int().tolist(), BytesIO()
-        with wave.open(file, "wb") as writer:
-            writer.setparams((1, 2, sample_rate, len(samples), "NONE", ""))
-            writer.writeframes(struct.pack(f"<{len(samples)}h", *samples))
-        self._write(tag, int(step), "wav", file)
-
-    def _write(self, tag: str, step: int, kind: str, content: BytesIO) -> None:
-        name = f"{tag}-{step:012}.{kind}"
-        path = self._folder / name
-        if ".." in path.parts or not path.is_relative_to(self._folder):
-            raise StageError(f"visualizer: '{name}' is outside of {self._folder}; take / and .. out of its beginning")
-        if current_world().is_main:
-            replace_durably(path, content.getvalue(), "set output_dir or args.output")
-            if self._on_visual:
-                self._on_visual(path=path, tag=tag, step=step)
-
-
-class JsonLines(Visuals):
-    """Writes each number as a line ``{"step": 3, "name": "loss", "value": 0.25}``; one that is not finite is null.
-
-    Args:
-        path: the file; what it has is kept. It is opened with the first number, also with the first after ``close()``.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path.parent)
-        self.path = path
-        self.file: TextIO | None = None
-
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Write a number; reading a tensor makes a GPU wait."""
-        self.file = self.file or self.path.open("a", buffering=1, encoding="utf-8")
-        number = value.item() if isinstance(value, Tensor) else float(value)
-        self.file.write(json.dumps({"step": int(step), "name": tag, "value": finite(number)}) + "\n")
-
-    @property
-    def size(self) -> int:
-        """How many bytes were written."""
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def cut(self, size: int | None) -> None:
-        """Cut the file to so many bytes; None: keep all of it."""
-        self.close()
-        if size is not None and size < self.size:
-            os.truncate(self.path, size)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.file:
-            self.file.close()
-        self.file = None
-
-
-class PluginNumbers(Visuals):
-    """Reports to the plugins: means of training numbers at each ``print_interval``, and the numbers of each validation.
-
-    Numbers stay on their device until then.
-
-    Args:
-        context: the run's.
-        folder: of the runner.
-
-    Attributes:
-        training: the training numbers of this epoch.
-        validation: the numbers of the running validation; None if no validation is running.
-    """
-
-    def __init__(self, context: Context, folder: Path) -> None:
-        super().__init__(folder, partial(context["hooks"].on_visual, context=context, phase=PHASE))
-        self.context = context
-        self.training = Meters()
-        self.validation: Meters | None = None
-        self._weight, self._samples = 1, 0
-        self._misnumbered: set[str] = set()
-
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Report a number; several with one tag are averaged, each with the same weight."""
-        iteration = self.context["train_state"]["iteration"]
-        # A batch counts once it has been trained on.
-        if step not in (iteration, iteration + 1) and tag not in self._misnumbered:
-            self._misnumbered.add(tag)
-            logger.warning(f"visualizer: '{tag}' is given for step {step}; the plugins are told iteration {iteration}")
-        meters, weight = (self.training, self._weight) if self.validation is None else (self.validation, 1)
-        meters.log(tag, value, weight)
-
-    def weigh(self, samples: int) -> None:
-        """The next numbers are means over so many samples of this rank, one of several."""
-        self._weight = samples
-        self._samples += samples
-
-    def gather(self) -> None:
-        """Make numbers and counted samples those of all ranks, if there are several; all of them call it.
-
-        What the ranks report of a batch becomes one number, the mean over its samples.
-        """
-        world, counters = current_world(), self.context["train_state"]
-        if world.size == 1:
-            return
-        meters = self.training if self.validation is None else self.validation
-        own, self._samples = self._samples, 0
-        ranks = world.all_gather(({name: meter.taken() for name, meter in meters.items()}, own))
-        counters["samples"] += sum(samples for _, samples in ranks) - own
-        for name in dict.fromkeys(name for numbers, _ in ranks for name in numbers):
-            batches = zip_longest(*(numbers.get(name, ()) for numbers, _ in ranks), fillvalue=(0.0, 0))
-            meters.setdefault(name, Meter()).count((mean_of_slices(slices)[0], 1) for slices in batches)
-
-    def begin_epoch(self) -> None:
-        """Reset for a new epoch."""
-        self.training = Meters()
-
-    def print(self) -> None:
-        """Report the training numbers since the last call; on a GPU this waits for the work so far."""
-        self.gather()
-        numbers = self.training.recent()
-        extend_metrics(self.context, PHASE, numbers)
-        self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
-
-    def of_validation(self, valid: Callable[[], None]) -> dict[str, float]:
-        """Return the numbers that a validation reports.
-
-        Args:
-            valid: makes it.
-        """
-        self.validation = Meters()
-        try:
-            valid()
-            self.gather()
-            return self.validation.means()
-        finally:
-            self.validation = None
-
-    def of_training(self) -> dict[str, float]:
-        """Return the training numbers of the epoch; on a GPU this waits for the work so far."""
-        self.gather()
-        numbers = self.training.means()
-        extend_metrics(self.context, PHASE, numbers)
-        return numbers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that is needed to continue; on a GPU this waits for the work so far."""
-        return self.training.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self.begin_epoch()
-        self.training.load_state_dict(state)
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):
     """A setting is missing. Also an AttributeError and a KeyError, so that ``hasattr`` and ``in`` work."""
 
     def __str__(self) -> str:
-        """The message itself; KeyError would show its repr."""
+        """Return the message itself, where KeyError would show its repr."""
         return str(self.args[0])
 
 
 class Settings(Mapping[str, Any]):
-    """A mapping whose keys are attributes too, at any depth: ``config.training.max_iteration = 5``.
+    """A view of a mapping, with keys that are attributes too, at any depth.
+
+    For example, ``config.training.max_iteration = 5`` changes the mapping. Later changes of the mapping
+    are visible in the view.
 
     Args:
-        values: the mapping; what becomes of it later is seen here, and what is set here stands in it.
-        address: what it is called in messages.
-        fixed: a mapping, name -> where it is said; these cannot be set.
-        frozen: a list for the whole config; nothing can be set once it says why.
+        values: the mapping.
+        address: the name of the view in messages.
+        fixed: name -> where the setting is written. These settings cannot be changed here.
+        frozen: a list that all views of a config share. Once it has an item, nothing can be changed. The item is
+            the reason.
     """
 
     _values: Mapping[str, Any]
@@ -261,12 +47,19 @@ class Settings(Mapping[str, Any]):
     _frozen: list[str]
 
     def __init__(self, values: Mapping[str, Any], address: str, fixed: Any = None, frozen: Any = None) -> None:
-        # Past __setattr__, which sets what is in the mapping.
-        own: list[str] = [] if frozen is None else frozen
-        vars(self).update(_values=values, _address=address, _fixed=fixed or {}, _frozen=own)
+        # `self.name = value` would change the mapping.
+        attributes = vars(self)
+        attributes["_values"] = values
+        attributes["_address"] = address
+        attributes["_fixed"] = fixed or {}
+        attributes["_frozen"] = [] if frozen is None else frozen
 
     def __getitem__(self, name: str) -> Any:
-        """The value; a mapping is such a view again."""
+        """Return the value of a setting. A mapping is returned as a view.
+
+        Raises:
+            MissingSettingError: there is no such setting.
+        """
         try:
             value = self._values[name]
         except KeyError:
@@ -275,86 +68,92 @@ class Settings(Mapping[str, Any]):
         return attribute_view(value, f"{self._address}.{name}", self._frozen)
 
     def __getattr__(self, name: str) -> Any:
-        """The same."""
-        # Asked for by copy and pickle.
+        """Return the value of a setting, as ``self[name]`` does."""
+        # copy and pickle look for these attributes before the object has any.
         if name.startswith("__") or name in {"_values", "_address", "_fixed", "_frozen"}:
             raise AttributeError(name)
         return self[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set it in the mapping.
+        """Change a setting in the mapping.
 
         Raises:
-            ConfigError: it is said elsewhere, the config is frozen, or the mapping cannot be changed.
+            ConfigError: the setting is written elsewhere, the config is frozen, or the mapping cannot be changed.
         """
         where = f"{self._address}.{name} = {value!r}"
         if name in self._fixed:
             raise ConfigError(f"{where}: would be ignored: {self._fixed[name]} says it; write it there")
         for why in self._frozen:
             raise ConfigError(f"{where}: {why}; set it before setup(), or change config.clone()")
-        # As yacs has it.
+        # A CfgNode of yacs has `is_frozen`.
         if not isinstance(self._values, MutableMapping) or getattr(self._values, "is_frozen", bool)():
             raise ConfigError(f"{where}: this {type(self._values).__name__} cannot be changed; change config.clone()")
         self._values[name] = value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """The same."""
+        """Change a setting, as ``self[name] = value`` does."""
         self[name] = value
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
+        """Iterate over the names."""
         return iter(self._values)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of settings."""
         return len(self._values)
 
     def __repr__(self) -> str:
-        """As the mapping."""
+        """Return the class name with the mapping."""
         return f"Settings({dict(self._values)!r})"
 
     def __str__(self) -> str:
-        """As YAML."""
+        """Return the settings as YAML."""
         return yaml_tree.dump(plain(self)).rstrip("\n")
 
     def clone(self) -> Settings:
-        """A copy, which may be changed."""
-        # Plain mappings, since a view within would stay frozen as this one is.
+        """Return a copy, which can be changed."""
+        # A view inside of the copy would stay frozen, so the copy contains plain mappings.
         items = {name: value.clone()._values if isinstance(value, Settings) else value for name, value in self.items()}
         return Settings(copy.deepcopy(items), self._address)
 
 
 def attribute_view(value: Any, address: str, frozen: list[str] | None = None) -> Any:
-    """A mapping with its keys as attributes; anything else is itself."""
-    view = isinstance(value, Mapping) and not isinstance(value, Settings)
-    return Settings(value, address, frozen=frozen) if view else value
+    """Return a mapping as Settings, and any other value as it is."""
+    if isinstance(value, Mapping) and not isinstance(value, Settings):
+        return Settings(value, address, frozen=frozen)
+    return value
 
 
 def freeze(config: Any) -> None:
-    """From now on nothing can be set in these settings; an object of the user's own is left as it is."""
+    """Make every later change of these settings an error. An object that is not Settings is left as it is."""
     if isinstance(config, Settings):
         config._frozen[:] = ["comes after config.yaml was written"]
 
 
 def setting(owner: Any, address: str) -> Any:
-    """The value at an address such as ``config.training.max_iteration``, where ``config`` is the object itself.
+    """Return the value at an address such as ``config.training.max_iteration``.
+
+    Args:
+        owner: the object that the first word of the address names.
+        address: the names of attributes, with dots.
 
     Raises:
-        MissingSettingError: it is not there.
+        MissingSettingError: there is no such setting.
     """
     where, *names = address.split(".")
     for name in names:
         if not hasattr(owner, name):
             raise MissingSettingError(f"{where}.{name}: there is no such setting; add it to the {type(owner).__name__}")
-        owner, where = getattr(owner, name), f"{where}.{name}"
+        owner = getattr(owner, name)
+        where = f"{where}.{name}"
     return owner
 
 
 def intervals(config: Any, name: str) -> list[Interval]:
-    """``config.training.<name>``: an interval, a list of them, or None for never.
+    """Return ``config.training.<name>``, which is an interval, a list of intervals, or None for never.
 
     Raises:
-        ConfigError: it is missing, or no interval.
+        ConfigError: the setting is missing, or is not an interval.
     """
     try:
         return parse_intervals(setting(config, f"config.training.{name}"), starts=name == "valid_interval")
@@ -363,10 +162,10 @@ def intervals(config: Any, name: str) -> list[Interval]:
 
 
 def max_iteration(config: Any) -> int:
-    """``config.training.max_iteration``.
+    """Return ``config.training.max_iteration``.
 
     Raises:
-        ConfigError: it is missing, or no positive number.
+        ConfigError: the setting is missing, or is not a positive integer.
     """
     value = setting(config, "config.training.max_iteration")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -375,7 +174,10 @@ def max_iteration(config: Any) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Settings as plain data: mappings and objects as dicts, what YAML does not have as text."""
+    """Return settings as plain data for YAML.
+
+    Mappings and objects become dicts, tuples become lists, and what YAML does not have becomes text.
+    """
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -383,21 +185,44 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
-        # Also of a subclass, which YAML does not have.
+        # YAML does not have subclasses of these types, so their values are converted.
         if isinstance(value, kind):
             return kind(value)
     if hasattr(value, "tolist"):
         return plain(value.tolist())
-    return plain(vars(value)) if hasattr(value, "__dict__") and not callable(value) else str(value)
+    if hasattr(value, "__dict__") and not callable(value):
+        return plain(vars(value))
+    return str(value)
+
+
+# The config and args of an experiment that is the runner stage of a run.
+
+
+def config_of(context: Context, training: dict[str, Any]) -> Settings:
+    """Return the ``config`` of a stage: the ``hyper_parameters``, with ``training`` from ``training_of``."""
+    fixed = {name: f"the runner's `{key}`" for name, key in TRAINING_KEYS.items()}
+    frozen: list[str] = []
+    own = {"training": Settings(training, "hyper_parameters.training", fixed, frozen)}
+    return Settings(ChainMap(own, context["hyper_parameters"]), "hyper_parameters", {"training": "the config"}, frozen)
+
+
+def args_of(context: Context) -> SimpleNamespace:
+    """Return the ``args`` of a stage."""
+    return SimpleNamespace(
+        device=str(context["device"]),
+        nprocs=context["world_size"],
+        output=str(context["run_dir"] / context["runner_name"]),
+        checkpoint_path=context["runner"].init_model_path,
+    )
 
 
 def training_of(context: Context) -> dict[str, Any]:
-    """``config.training`` of a stage: what ``hyper_parameters.training`` has, and the intervals of the runner.
+    """Return ``config.training`` of a stage: ``hyper_parameters.training``, and the intervals of the runner.
 
-    ``max_iteration`` is missing as long as it depends on how long an epoch is.
+    ``max_iteration`` is missing as long as it depends on the length of an epoch.
 
     Raises:
-        ConfigError: ``hyper_parameters.training`` is no mapping, or has what the runner says.
+        ConfigError: ``hyper_parameters.training`` is not a mapping, or has a setting that the runner has.
     """
     settings = context["hyper_parameters"].get("training", {})
     if not isinstance(settings, Mapping):
@@ -409,53 +234,23 @@ def training_of(context: Context) -> dict[str, Any]:
         raise ConfigError(f"{ignored}; write it there")
     runner = context["runner"]
     training = {**settings, "valid_interval": runner.valid_interval, "save_interval": runner.save_interval}
-    if runner.epochs is None and (steps := _steps_of(runner)):
+    steps = _max_iterations(runner)
+    if runner.epochs is None and steps:
         training["max_iteration"] = steps
     return training
 
 
-def _steps_of(runner: RunnerSettings) -> int | None:
-    """The iterations of a runner's ``max_steps``, or its updates, of which each iteration counts as one; None: no limit."""
-    return min(filter(None, (runner.max_steps, runner.optimizer_step_limit)), default=None)
-
-
-def config_of(context: Context, training: dict[str, Any]) -> Settings:
-    """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
-    fixed = {name: f"the runner's `{key}`" for name, key in TRAINING_KEYS.items()}
-    frozen: list[str] = []
-    own = {"training": Settings(training, "hyper_parameters.training", fixed, frozen)}
-    return Settings(ChainMap(own, context["hyper_parameters"]), "hyper_parameters", {"training": "the config"}, frozen)
-
-
-def args_of(context: Context) -> SimpleNamespace:
-    """``args`` of a stage."""
-    return SimpleNamespace(
-        device=str(context["device"]),
-        nprocs=context["world_size"],
-        output=str(context["run_dir"] / context["runner_name"]),
-        checkpoint_path=context["runner"].init_model_path,
-    )
-
-
-def debug_iterations(runner: RunnerSettings, loader: Any) -> int:
-    """Return after how many iterations a debug run ends with its epochs; else NEVER."""
-    if not runner.debug:
-        return NEVER
-    epochs = min(runner.epochs or NEVER, runner.debug_epochs)
-    batches = runner.debug_batches if length(loader) is None else len(loader)
-    return epochs * batches
-
-
 def iterations_of(context: Context, loader: Any) -> int:
-    """Return how many iterations a runner's ``epochs`` or steps are, whichever comes first.
+    """Return how many iterations the runner's ``epochs`` or steps are, whichever ends first.
 
-    Those of a debug run are the ones of the whole training. With ``max_time`` alone it is NEVER.
+    The limits of a debug run do not count: the result is the length of the whole training. With
+    ``max_time`` alone it is NEVER.
 
     Raises:
-        ConfigError: it has neither, or epochs of a loader without a length.
+        ConfigError: the runner has no limit, or has epochs and the loader has no length.
     """
     runner = context["runner"]
-    steps = _steps_of(runner)
+    steps = _max_iterations(runner)
     epochs = runner.epochs
     if epochs is None:
         if not (steps or runner.max_time):
@@ -467,3 +262,18 @@ def iterations_of(context: Context, loader: Any) -> int:
         unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
         raise ConfigError(f"runner.{runner.name}.epochs: {unknown}; give max_steps instead") from error
     return min(epochs * batches, steps or NEVER)
+
+
+def debug_iterations(runner: RunnerSettings, loader: Any) -> int:
+    """Return the iterations of the epochs of a debug run. For any other run, return NEVER."""
+    if not runner.debug:
+        return NEVER
+    epochs = min(runner.epochs or NEVER, runner.debug_epochs)
+    batches = runner.debug_batches if length(loader) is None else len(loader)
+    return epochs * batches
+
+
+def _max_iterations(runner: RunnerSettings) -> int | None:
+    """Return the limit of iterations, or None without a limit. Each iteration counts as one update."""
+    limits = [limit for limit in (runner.max_steps, runner.optimizer_step_limit) if limit]
+    return min(limits, default=None)

@@ -25,7 +25,8 @@ from pipeline.config.load import ConfigBuilder
 from pipeline.config.schema import Interval
 from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.experiment import experiment_config
-from pipeline.experiment.experiment_config import JsonLines, MissingSettingError, PluginNumbers, Settings
+from pipeline.experiment.experiment_config import MissingSettingError, Settings
+from pipeline.experiment.visualizers import JsonLines, PluginNumbers
 from pipeline.hookspecs import hookimpl
 from pipeline.user_code.plugins import plugin_manager
 

@@ -17,7 +17,7 @@ from torch import nn
 from pipeline import Context, ExperimentBase, GeneralTrainer
 from pipeline.brain.checkpointer import Checkpointer
 from pipeline.errors import ConfigError, StageError, StorageError
-from pipeline.experiment.experiment_config import JsonLines, PluginNumbers
+from pipeline.experiment.visualizers import JsonLines, PluginNumbers
 
 STEPS = (
     "setup_device", "init_parallel", "setup_output_dir", "dump_config", "setup_visualizer", "setup_logger",
