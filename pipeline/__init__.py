@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from pipeline.brain.run_options import RunOptions as RunOptions
     from pipeline.brain.run_options import parse_arguments as parse_arguments
     from pipeline.brain.script import create_experiment_directory as create_experiment_directory
+    from pipeline.compute.stage import Stage as Stage
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
     from pipeline.context import Phase as Phase
     from pipeline.data.loader import make_loader as make_loader
     from pipeline.data.rng import sample_generator as sample_generator
-    from pipeline.engine.trainable import Stage as Stage
     from pipeline.engine.triggers import Trigger as Trigger
     from pipeline.experiment.experiment import ExperimentBase as ExperimentBase
     from pipeline.hookspecs import hookimpl as hookimpl
@@ -53,7 +53,7 @@ _HOMES = {
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
     "pipeline.brain.run_options": ("RunOptions", "parse_arguments"),
-    "pipeline.engine.trainable": ("Stage",),
+    "pipeline.compute.stage": ("Stage",),
     "pipeline.engine.triggers": ("Trigger",),
     "pipeline.experiment.experiment": ("ExperimentBase",),
     "pipeline.hookspecs": ("hookimpl", "observe"),

@@ -20,12 +20,12 @@ from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.storage import finite, write_json
 from pipeline.checkpoint.weights import unique_modules
+from pipeline.compute.trainable import trainable_of
 from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
 from pipeline.engine.client import Client
 from pipeline.engine.phase import pass_loader, phase_errors, phase_of
 from pipeline.engine.train_pass import TrainPass
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
 

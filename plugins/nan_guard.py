@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from pipeline import hookimpl, hookspecs
 from pipeline.brain.brain import Brain, Stage
 from pipeline.checkpoint.random_state import generators_in, random_state, restore_random_state
+from pipeline.compute.trainable import trainable_of
 from pipeline.context import Context, Phase
 from pipeline.engine.phase import phase_of
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError
 from pipeline.optim.losses import Losses, losses_by_name
 from pipeline.optim.precision import autocast

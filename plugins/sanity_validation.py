@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from pipeline import hookimpl, hookspecs
 from pipeline.brain.brain import Brain, Stage
 from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.compute.evaluation import evaluate, no_batch
 from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device
@@ -21,7 +22,6 @@ from pipeline.data.generators import generators_of_phases
 from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.world import SINGLE
-from pipeline.engine.evaluation import evaluate, no_batch
 from pipeline.engine.phase import loader_of, pass_loader, phase_errors, phase_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.metrics.base import build_metrics

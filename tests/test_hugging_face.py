@@ -12,9 +12,9 @@ from click.testing import Result
 from torch import Tensor
 
 from pipeline.brain.module_brain import ModuleBrain
+from pipeline.compute.stage import Stage
 from pipeline.data.batch import count_samples, split, to_device
 from pipeline.data.loader import EpochSampler, make_loader
-from pipeline.engine.trainable import Stage
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")

@@ -58,7 +58,7 @@ FOREIGN: dict[str, set[str]] = {
     # of an optimizer and of tensors of torch
     "optim/touched_rows": {"optimizer.step", "gradient._values", "coalesced(parameter)._values"},
     # of modules of torch
-    "engine/unregistered": {"part._parameters", "part._buffers"},
+    "compute/unregistered": {"part._parameters", "part._buffers"},
     # of an exception
     "user_code/tracebacks": {"current.args"},
     # of importlib

@@ -20,11 +20,11 @@ from pipeline.brain.internals import overridden
 from pipeline.brain.recipes import RecipeMethods
 from pipeline.brain.run_options import RunOptions
 from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.compute.stage import Stage
 from pipeline.data.batch import split
 from pipeline.data.generators import own_generators
 from pipeline.data.loader import make_loader
 from pipeline.distributed.world import joined
-from pipeline.engine.trainable import Stage
 from pipeline.errors import ConfigError
 from pipeline.optim.losses import Losses
 from pipeline.optim.parameter_groups import trainable_parameters, without_decay

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pipeline.engine.trainable import CustomCode, LossAverage, Stage, Trainable
+from pipeline.compute.custom_code import CustomCode, LossAverage
+from pipeline.compute.stage import Stage
+from pipeline.compute.trainable import Trainable
 from pipeline.optim.losses import Losses, losses_by_name
 from pipeline.optim.precision import autocast, autocast_enabled, without_autocast
 from pipeline.optim.stepping import backward_and_step, close_windows

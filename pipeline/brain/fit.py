@@ -21,18 +21,19 @@ from pipeline.checkpoint import storage
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
+from pipeline.compute.evaluation import evaluate
+from pipeline.compute.stage import Stage
+from pipeline.compute.trainable import Computation, trainable_of
+from pipeline.compute.unregistered import require_registered
 from pipeline.config.load import Config, ConfigBuilder
 from pipeline.context import CHECKPOINT, Context, Phase
 from pipeline.data.batch import on_device
 from pipeline.data.loader import LimitedLoader, end_workers, length, refuse_unshared, without_state
 from pipeline.distributed.world import current_world
 from pipeline.engine.client import Client
-from pipeline.engine.evaluation import evaluate
 from pipeline.engine.pass_engine import PassEngine
 from pipeline.engine.phase import begin_on_ranks
 from pipeline.engine.train_pass import TrainPass
-from pipeline.engine.trainable import Computation, Stage, trainable_of
-from pipeline.engine.unregistered import require_registered
 from pipeline.errors import CheckpointError, ConfigError, PluginError
 from pipeline.run.bar_console import BarConsole
 from pipeline.run.failures import best_effort

@@ -28,10 +28,10 @@ from pipeline.brain.compilation import compile_modules
 from pipeline.brain.fit import NAME
 from pipeline.brain.option_values import NOT_TAKEN
 from pipeline.brain.run_options import RunOptions
+from pipeline.compute.stage import Stage
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, target_in
 from pipeline.distributed.world import current_world
-from pipeline.engine.trainable import Stage
 from pipeline.errors import ConfigError
 from pipeline.optim.losses import Losses
 from pipeline.optim.optim_scheduler import OptimScheduler

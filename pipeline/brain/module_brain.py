@@ -10,9 +10,9 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from pipeline.brain.brain import Brain
+from pipeline.compute.stage import TRAIN, Stage
 from pipeline.config.schema import TARGETS
 from pipeline.data.batch import SlotBatch, count_targets, is_unlabelled, listed, shape_of, split
-from pipeline.engine.trainable import TRAIN, Stage
 from pipeline.errors import ConfigError, DataError
 from pipeline.updater.updater import own_losses
 

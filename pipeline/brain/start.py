@@ -11,10 +11,10 @@ from pipeline.brain.brain import Brain
 from pipeline.brain.internals import apply_options, overridden, place_modules
 from pipeline.brain.run_options import RunOptions, options_of, run_options_for
 from pipeline.checkpoint.weights import is_entry, module_of
+from pipeline.compute.unregistered import require_registered
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.engine.phase import begin_on_ranks
-from pipeline.engine.unregistered import require_registered
 from pipeline.optim.optim_scheduler import OptimScheduler
 from pipeline.user_code.tracebacks import error_context
 

@@ -23,14 +23,14 @@ from pipeline.brain.brain import Brain, Stage
 from pipeline.brain.module_brain import ModuleBrain
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
+from pipeline.compute.evaluation import evaluating, in_evaluation_mode
+from pipeline.compute.trainable import trainable_of
 from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, count_targets, split, to_device
 from pipeline.data.loader import first_batches
 from pipeline.distributed.world import current_world
-from pipeline.engine.evaluation import evaluating, in_evaluation_mode
 from pipeline.engine.phase import pass_loader
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, StorageError, one_of
 
 NAME = "inference"

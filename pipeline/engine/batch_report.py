@@ -18,11 +18,11 @@ from torch import Tensor
 
 from pipeline import workspaces
 from pipeline.checkpoint.storage import short
+from pipeline.compute.evaluation import evaluate
 from pipeline.config.yaml_tree import DEFAULT
 from pipeline.context import Context
 from pipeline.data.batch import split
 from pipeline.engine.client import BatchReader
-from pipeline.engine.evaluation import evaluate
 from pipeline.engine.train_pass import TrainPass
 from pipeline.errors import DataError, PipelineError
 from pipeline.run.session import RunnerSession

@@ -14,11 +14,11 @@ from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.gradients import gradients_of_training
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.weights import Models
+from pipeline.compute.best_tracker import BestTracker
+from pipeline.compute.trainable import trainables
 from pipeline.config.schema import WARN
 from pipeline.context import Context
 from pipeline.distributed.strategy import broadcast_tensors, require_equal_weights
-from pipeline.engine.best_tracker import BestTracker
-from pipeline.engine.trainable import trainables
 from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError
 

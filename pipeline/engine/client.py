@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.checkpoint.random_state import generators_in
+from pipeline.compute.validation import Verb
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.generators import generators_of_phases
@@ -18,7 +19,6 @@ from pipeline.engine.checkpoints import SaveSession
 from pipeline.engine.phase import loader_of, phase_errors
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import Schedule
-from pipeline.engine.validation import Verb
 from pipeline.errors import StageError
 from pipeline.optim.stepping import attach_optimizer_hooks
 

@@ -13,6 +13,7 @@ from pipeline.checkpoint.load_errors import fitting
 from pipeline.checkpoint.random_state import lacking, restore_random_state, states_of
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import EngineState, EpochStart, ValidationState
+from pipeline.compute.validation import Validation
 from pipeline.config.schema import RunnerSchema, time_is_over
 from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
 from pipeline.distributed.agreement import Agreement
@@ -26,7 +27,6 @@ from pipeline.engine.phase import phase_of
 from pipeline.engine.phase_validator import PhaseValidator
 from pipeline.engine.train_pass import TrainPass
 from pipeline.engine.triggers import NEVER
-from pipeline.engine.validation import Validation
 from pipeline.errors import CheckpointError, ContextError, StageError
 from pipeline.optim.stepping import attach_optimizer_hooks
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested

@@ -10,13 +10,13 @@ from typing import Any
 from loguru import logger
 
 from pipeline.checkpoint.state import EngineState, EntryState
+from pipeline.compute.validation import extend_metrics
 from pipeline.context import Context, Phase
 from pipeline.engine.client import Client
 from pipeline.engine.engine import Engine, MakeExporter
 from pipeline.engine.phase import pass_loader
 from pipeline.engine.train_pass import PassIterator, TrainPass
 from pipeline.engine.triggers import NEVER
-from pipeline.engine.validation import extend_metrics
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.metrics.base import build_train_metrics
 from pipeline.optim.stepping import log_discarded_windows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.compute.trainable import Computation
 from pipeline.context import Context
-from pipeline.engine.trainable import Computation
 from pipeline.metrics.meters import Meters
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from pipeline.compute.trainable import Trainable
 from pipeline.data.batch import EmptySlice
 from pipeline.data.cursor import DataCursor
 from pipeline.data.loader import LimitedLoader, has_exact_length, has_own_state, length
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.strategy import Strategy, require_equal_weights
 from pipeline.distributed.world import current_world
-from pipeline.engine.trainable import Trainable
 from pipeline.signals import SHUTDOWN
 
 

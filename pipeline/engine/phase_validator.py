@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.compute.evaluation import batches_of, evaluate
+from pipeline.compute.stage import Stage
+from pipeline.compute.validation import Validation, evaluate_each
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.distributed.agreement import Agreement
 from pipeline.engine.client import Client
-from pipeline.engine.evaluation import batches_of, evaluate
 from pipeline.engine.phase import pass_loader
-from pipeline.engine.trainable import Stage
-from pipeline.engine.validation import Validation, evaluate_each
 from pipeline.metrics.ranks import in_step
 from pipeline.signals import SHUTDOWN, StoppedError
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import CursorState, EntryState, PassState
+from pipeline.compute.custom_update import UpdateCounter, custom_update
+from pipeline.compute.pass_metrics import PassMetrics
+from pipeline.compute.stage import Stage
+from pipeline.compute.trainable import Computation, trainable_of
 from pipeline.distributed.world import current_world
-from pipeline.engine.custom_update import UpdateCounter, custom_update
-from pipeline.engine.pass_metrics import PassMetrics
 from pipeline.engine.pass_owner import BatchTrainer, PassOwner
 from pipeline.engine.pass_round import PassRound
-from pipeline.engine.trainable import Computation, Stage, trainable_of
 from pipeline.errors import DataError
 from pipeline.optim.stepping import clear_leftovers
 from pipeline.optim.windowed_optimizer import WindowedOptimizer

@@ -15,6 +15,11 @@ from pipeline.checkpoint import layout, parts, reader
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import CursorState
+from pipeline.compute.evaluation import in_evaluation_mode
+from pipeline.compute.trainable import StepRecord
+from pipeline.compute.unregistered import require_registered
+from pipeline.compute.validation import Verb
+from pipeline.compute.weak_methods import own_method
 from pipeline.config.schema import PhaseSchema, RunnerSchema, parse_intervals
 from pipeline.context import Context, Phase
 from pipeline.data.batch import EmptySlice, count_samples
@@ -23,14 +28,9 @@ from pipeline.data.loader import SeededLoader, length, set_epoch
 from pipeline.distributed.strategy import GradientAverage, require_equal_weights
 from pipeline.distributed.world import SINGLE, current_world
 from pipeline.engine.client import IterationClient
-from pipeline.engine.evaluation import in_evaluation_mode
 from pipeline.engine.iteration_engine import IterationEngine
 from pipeline.engine.phase import begin_on_ranks
-from pipeline.engine.trainable import StepRecord
 from pipeline.engine.triggers import Schedule
-from pipeline.engine.unregistered import require_registered
-from pipeline.engine.validation import Verb
-from pipeline.engine.weak_methods import own_method
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.experiment import experiment_config, trained_parts
 from pipeline.experiment.experiment_config import PHASE

@@ -23,6 +23,7 @@ from pipeline.checkpoint.restore import restore_models
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import CursorState
 from pipeline.checkpoint.storage import storing
+from pipeline.compute.weak_methods import own_method
 from pipeline.config import yaml_tree
 from pipeline.config.schema import has_effect, ignored_by_experiment
 from pipeline.context import TRAIN_STATE, Context
@@ -34,7 +35,6 @@ from pipeline.distributed.world import SINGLE, World, current_world, joined, lau
 from pipeline.engine.client import IterationClient
 from pipeline.engine.iteration_engine import IterationEngine
 from pipeline.engine.phase import limited
-from pipeline.engine.weak_methods import own_method
 from pipeline.errors import CheckpointError, ConfigError, StageError
 from pipeline.experiment import experiment_config, trained_parts
 from pipeline.experiment.client import ExperimentClient

@@ -19,9 +19,9 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint.storage import finite, replace_durably
+from pipeline.compute.validation import extend_metrics
 from pipeline.context import Context
 from pipeline.distributed.world import current_world
-from pipeline.engine.validation import extend_metrics
 from pipeline.errors import StageError
 from pipeline.experiment.experiment_config import PHASE
 from pipeline.metrics.meters import Meter, Meters, mean_of_slices

@@ -17,14 +17,14 @@ from pipeline.brain.internals import apply_options, make_optimizers, overridden,
 from pipeline.brain.module_brain import ModuleBrain, OwnLossBrain
 from pipeline.brain.run_options import run_options_for
 from pipeline.brain.start import ignored_arguments, unregistered_modules
+from pipeline.compute.trainable import trainable_of
+from pipeline.compute.unregistered import attributes_with_trainable, require_registered
 from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, READER_KEYS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import SeededLoader, make_loader, with_parts
 from pipeline.distributed.world import current_world
 from pipeline.engine.phase import faults_at, phase_errors
-from pipeline.engine.trainable import trainable_of
-from pipeline.engine.unregistered import attributes_with_trainable, require_registered
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.optim.factory import maker_of
 from pipeline.optim.optim_scheduler import OptimScheduler

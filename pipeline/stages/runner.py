@@ -16,13 +16,13 @@ from pipeline.brain.run_options import run_options_for
 from pipeline.brain.start import prepare_for_evaluation
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import short
+from pipeline.compute.evaluation import batches_of, evaluate
+from pipeline.compute.validation import evaluate_each, report_evaluation
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.data.loader import for_evaluation, sample_indices
-from pipeline.engine.evaluation import batches_of, evaluate
 from pipeline.engine.pass_engine import engine_of
 from pipeline.engine.phase import pass_loader, phase_errors, phase_of
-from pipeline.engine.validation import evaluate_each, report_evaluation
 from pipeline.metrics.base import build_metrics
 from pipeline.stages.base import RunnerBase
 from pipeline.user_code.class_path import load_named

@@ -19,12 +19,12 @@ from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.initial_weights import checkpoint_of_run
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.compute import evaluation
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import STAGES, Context, Phase
 from pipeline.distributed.device import resolve_device
-from pipeline.engine import evaluation
 from pipeline.engine.phase import phase_of
 from pipeline.errors import ConfigError
 from pipeline.run.directory import RunDirectory, is_run_directory

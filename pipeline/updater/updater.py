@@ -16,13 +16,13 @@ from pipeline.checkpoint.load_errors import fitting
 from pipeline.checkpoint.optimizer_state import warn_of_unsaved
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.compute.trainable import Computation, trainable_of
+from pipeline.compute.unregistered import require_registered
+from pipeline.compute.weak_methods import own_method
 from pipeline.data.cursor import DataCursor
 from pipeline.data.generators import own_generators
 from pipeline.data.loader import length
 from pipeline.engine.train_pass import PassCount
-from pipeline.engine.trainable import Computation, trainable_of
-from pipeline.engine.unregistered import require_registered
-from pipeline.engine.weak_methods import own_method
 from pipeline.errors import CheckpointError, DataError
 from pipeline.metrics.meters import Meters
 from pipeline.optim.losses import Losses, losses_by_name

@@ -65,10 +65,8 @@ def _modules(package: str) -> list[str]:
 _MOVED = {
     "pipeline.training": {
         "brain": "brain, broadcasts, fit, run_options, script, start",
-        "engine": (
-            "checkpoints, client, engine, evaluation, journal, pass_numbers, phase, train_pass, trainable, "
-            "triggers, unregistered, weak_methods"
-        ),
+        "compute": "evaluation, pass_numbers, trainable, unregistered, weak_methods",
+        "engine": "checkpoints, client, engine, journal, phase, train_pass, triggers",
         "metrics": "meters",
         "optim": "nonfinite, optim_scheduler, schedules, touched_rows",
         "updater": "updater",

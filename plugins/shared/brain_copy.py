@@ -8,7 +8,7 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 
 from pipeline import Brain
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 
 
 def copy_of(brain: Brain, *same: Any) -> Brain:

@@ -22,6 +22,7 @@ WITH_TORCH = {
     "testing",
     "brain",
     "checkpoint",
+    "compute",
     "data",
     "distributed",
     "engine",

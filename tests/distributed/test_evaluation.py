@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pipeline import GeneralTrainer
 from pipeline.brain.module_brain import ModuleBrain
+from pipeline.compute.evaluation import evaluate, no_batch
+from pipeline.compute.stage import Stage
 from pipeline.data.batch import EmptySlice
 from pipeline.data.loader import for_evaluation
 from pipeline.distributed.world import current_world
-from pipeline.engine.evaluation import evaluate, no_batch
-from pipeline.engine.trainable import Stage
 from pipeline.errors import DataError
 from pipeline.metrics import AUC, GAUC, RMSE, Mean
 from pipeline.metrics.base import FromBatch

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from pipeline import Brain, Checkpointer, Context, Stage, hookimpl
+from pipeline.compute.trainable import trainable_of
 from pipeline.distributed.world import SINGLE, current_world
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError
 from tests.distributed.ranks import Ranks
 

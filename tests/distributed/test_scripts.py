@@ -144,7 +144,7 @@ from pathlib import Path
 from torch.utils.data import TensorDataset
 from pipeline import Brain, Checkpointer
 from pipeline.distributed.world import current_world
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 
 class Count:
     value = 0

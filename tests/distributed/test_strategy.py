@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, distributed, nn
 
 from pipeline import Brain, Stage
+from pipeline.compute.trainable import trainable_of
 from pipeline.data.batch import EmptySlice
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import PeerError, current_world
 from pipeline.engine.phase import begin_on_ranks
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DivergedError, ExitCode, PipelineError
 from pipeline.optim.schedules import Constant
 from tests.distributed.ranks import Ranks

@@ -32,8 +32,8 @@ from pipeline import Brain, Checkpointer, ExperimentBase, Stage
 from pipeline.checkpoint import reader, storage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.pytree import load_state, save_state
+from pipeline.compute.trainable import trainable_of
 from pipeline.data.loader import make_loader
-from pipeline.engine.trainable import trainable_of
 
 Tell = Callable[[str], None]
 

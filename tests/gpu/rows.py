@@ -27,7 +27,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 from tests.gpu import ways
 from tests.gpu.findings import Findings, UnavailableError
 from tests.gpu.ways import Job, SmallBrain, WatchedBrain, largest_difference, small_data, trained_model

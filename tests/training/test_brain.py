@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
 from pipeline.brain.module_brain import ModuleBrain
+from pipeline.compute.trainable import trainable_of
 from pipeline.data.batch import split
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
 from pipeline.optim.losses import losses_by_name
 from pipeline.optim.schedules import Constant

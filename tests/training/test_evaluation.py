@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl
 from pipeline.brain.module_brain import ModuleBrain
+from pipeline.compute.evaluation import evaluate, evaluating, predict
+from pipeline.compute.trainable import trainable_of
 from pipeline.context import Context
-from pipeline.engine.evaluation import evaluate, evaluating, predict
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError
 from pipeline.metrics.base import MAE, Accuracy
 

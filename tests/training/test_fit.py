@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeline import Brain, Stage
 from pipeline.brain.checkpointer import Checkpointer
 from pipeline.brain.fit import EVERY, pass_progress
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, StageError
 
 Table = Callable[..., TensorDataset]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 from pipeline.errors import CheckpointError, DataError
 
 

@@ -17,7 +17,7 @@ from pipeline.checkpoint.checkpoint_store import CheckpointStore
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 from pipeline.errors import CheckpointError, ConfigError
 from tests.training.test_fit_again import Batches, Counter, data
 

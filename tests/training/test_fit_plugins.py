@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from pipeline import Brain, Checkpointer, Stage, hookimpl
 from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.compute.trainable import trainable_of
 from pipeline.context import Context
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, ContextError, PluginError
 
 

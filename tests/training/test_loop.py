@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from pipeline import Brain, Context, GeneralTrainer, Stage, UpdaterBase, hookimpl
 from pipeline.brain.module_brain import ModuleBrain
 from pipeline.checkpoint import reader
-from pipeline.engine.evaluation import evaluate
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.evaluation import evaluate
+from pipeline.compute.trainable import trainable_of
 from pipeline.errors import DataError, DivergedError, StorageError
 from pipeline.metrics.base import Accuracy
 from pipeline.optim.schedules import Constant

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.brain.module_brain import ModuleBrain
+from pipeline.compute.stage import Stage
 from pipeline.context import Context
-from pipeline.engine.trainable import Stage
 from pipeline.errors import ConfigError, DataError
 from tests.training.conftest import in_turn
 

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
 from pipeline import Brain, Context, Stage, hookimpl
+from pipeline.compute.trainable import trainable_of
 from pipeline.data.batch import to_device
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import DivergedError, ExitCode
 from pipeline.metrics.meters import Meter
 from pipeline.optim.schedules import Constant

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage, optimize
+from pipeline.compute.trainable import trainable_of
 from pipeline.context import Context
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
 from pipeline.optim.optim_scheduler import OptimScheduler
 from pipeline.optim.schedules import Constant

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookimpl
 from pipeline.brain.checkpointer import Checkpointer
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 from pipeline.errors import ConfigError, DivergedError
 from tests.training.conftest import Kill, KilledError, mse, table
 

@@ -26,8 +26,8 @@ from pipeline import (
     hookimpl,
     stages,
 )
+from pipeline.compute.trainable import trainable_of
 from pipeline.data.loader import make_loader
-from pipeline.engine.trainable import trainable_of
 from tests.training.conftest import linear_config, mse, table
 
 Weights = Mapping[str, Tensor]

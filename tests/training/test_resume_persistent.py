@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from pipeline import Brain, Checkpointer, Context, ExperimentBase, GeneralTrainer, RunnerBase, hookimpl, stages
+from pipeline.compute.trainable import trainable_of
 from pipeline.data.loader import end_workers
-from pipeline.engine.trainable import trainable_of
 from pipeline.signals import StoppedError
 from tests.training.conftest import linear_config, mse, table
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pipeline import Brain, GeneralTrainer, RunOptions, Stage
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 
 
 class SimpleBrain(Brain):

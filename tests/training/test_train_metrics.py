@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl, optimize
 from pipeline.brain.module_brain import ModuleBrain
+from pipeline.compute.trainable import trainable_of
 from pipeline.context import Context
-from pipeline.engine.trainable import trainable_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.stages import Runner
 from tests.training.conftest import Kill, KilledError, mse

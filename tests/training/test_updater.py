@@ -14,7 +14,7 @@ from torch.optim import SGD
 from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, Stage, Updater, UpdaterBase, UpdaterState, stages
 from pipeline.brain.module_brain import ModuleBrain
 from pipeline.checkpoint.pytree import save_state
-from pipeline.engine.trainable import trainable_of
+from pipeline.compute.trainable import trainable_of
 from pipeline.errors import CheckpointError, DataError, DivergedError
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage, hookimpl
+from pipeline.compute.best_tracker import BestTracker
 from pipeline.context import Context
-from pipeline.engine.best_tracker import BestTracker
 from pipeline.errors import ConfigError, DataError
 
 Config = Callable[..., dict[str, Any]]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.engine.trainable import Trainable
+from pipeline.compute.trainable import Trainable
 from pipeline.metrics.meters import MOST
 from pipeline.optim.losses import losses_by_name
 from pipeline.optim.precision import autocast

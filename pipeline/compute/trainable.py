@@ -5,89 +5,26 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from enum import Enum, auto
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from pipeline.compute.custom_code import NO_CUSTOM_CODE, ComputeOptions, CustomCode, LossAverage
+from pipeline.compute.module_modes import ModuleModes
+from pipeline.compute.pass_numbers import PassNumbers
+from pipeline.compute.sample_counter import SampleCounter
+from pipeline.compute.stage import TRAIN, Stage
 from pipeline.context import TRAIN_STATE, Context
-from pipeline.distributed.strategy import Options, Strategy
+from pipeline.distributed.strategy import Strategy
 from pipeline.distributed.world import current_world
-from pipeline.engine.module_modes import ModuleModes
-from pipeline.engine.pass_numbers import PassNumbers
-from pipeline.engine.sample_counter import SampleCounter
 from pipeline.errors import StageError
 from pipeline.metrics.meters import MOST
 from pipeline.optim.losses import Losses, losses_by_name
 from pipeline.optim.precision import autocast, autocast_enabled, make_scaler, without_autocast
 from pipeline.optim.stepping import backward_and_step, close_windows
 from pipeline.optim.windowed_optimizer import WindowedOptimizer
-
-
-class Stage(Enum):
-    """The Brain stage: whether a batch is computed in training, validation or a test."""
-
-    TRAIN = auto()
-    VALID = auto()
-    TEST = auto()
-
-
-# A constant, because each look-up of a member of an enum is a call.
-TRAIN = Stage.TRAIN
-
-
-class CustomCode(NamedTuple):
-    """Which parts of the training the class of the user does with code of its own.
-
-    Attributes:
-        trains: whether it trains on a batch.
-        evaluates: whether it evaluates a batch. Then there are no predictions.
-        clears_gradients: whether it clears the gradients.
-        has_batch_hooks: whether it is called before and after each training batch.
-        stepping_method: the name of the first method with which it trains or steps its optimizers;
-            empty if there is none.
-    """
-
-    trains: bool = False
-    evaluates: bool = False
-    clears_gradients: bool = False
-    has_batch_hooks: bool = False
-    stepping_method: str = ""
-
-
-NO_CUSTOM_CODE = CustomCode()
-
-
-class LossAverage(Protocol):
-    """The mean loss of an evaluation, as the class of the user computes it."""
-
-    def add(self, loss: Tensor) -> None:
-        """Add the loss of a batch."""
-
-    def mean(self) -> float:
-        """Return the mean of this rank."""
-
-
-class ComputeOptions(Options, Protocol):
-    """The run options that concern what is computed for a batch."""
-
-    @property
-    def precision(self) -> str:
-        """The precision of the training: ``fp32``, ``bf16`` or ``fp16``."""
-
-    @property
-    def eval_precision(self) -> str:
-        """The precision of evaluations."""
-
-    @property
-    def skip_nonfinite_grads(self) -> bool:
-        """Whether gradients that are not finite are discarded."""
-
-    @property
-    def grad_accumulation_factor(self) -> int:
-        """The number of batches in a window."""
 
 
 class Computation(Protocol):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.checkpoint.storage import as_number
+from pipeline.compute.best_tracker import BestTracker
+from pipeline.compute.trainable import Computation
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.distributed.world import current_world
-from pipeline.engine.best_tracker import BestTracker
-from pipeline.engine.trainable import Computation
 from pipeline.errors import DataError
 from pipeline.metrics.base import build_metrics
 from pipeline.user_code.plugin_calls import each_answer

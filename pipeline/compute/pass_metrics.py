@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from pipeline.checkpoint.state import mapping_of
+from pipeline.compute.evaluation import target_of
+from pipeline.compute.trainable import Trainable
 from pipeline.distributed.world import current_world
-from pipeline.engine.evaluation import target_of
-from pipeline.engine.trainable import Trainable
 from pipeline.errors import DataError
 from pipeline.metrics.base import judge, needs_target
 from pipeline.metrics.ranks import computed

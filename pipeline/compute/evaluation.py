@@ -14,12 +14,13 @@ from torch.utils._pytree import tree_map_only
 
 from pipeline.checkpoint import modes
 from pipeline.checkpoint.gradients import GradientsSetAside
+from pipeline.compute.stage import Stage
+from pipeline.compute.trainable import Computation, StepRecord, trainable_of
 from pipeline.data.batch import EmptySlice, count_samples, is_countable, is_unlabelled, on_device
 from pipeline.data.loader import for_evaluation, without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.distributed.strategy import broadcast_tensors
 from pipeline.distributed.world import World, current_world
-from pipeline.engine.trainable import Computation, Stage, StepRecord, trainable_of
 from pipeline.errors import DataError, DivergedError
 from pipeline.metrics.base import Mean, Metric, needs_target
 from pipeline.metrics.ranks import Judges, computed, in_step

@@ -1,0 +1,1 @@
+"""Trains and evaluates on one batch, and counts what is computed."""
