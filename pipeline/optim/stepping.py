@@ -79,7 +79,7 @@ def backward_and_step(  # noqa: PLR0912 # a call for each branch would be one pe
         count = counts[first] if samples is None else samples
         if not acts:
             pass
-        elif count and first.strategy is None and first.accum_grad == 1 and not first.scaler and loss.is_cpu:
+        elif count and first.strategy is None and not first.scaler and loss.is_cpu:
             # The same as in the method `backward`, without its call.
             if not loss.requires_grad:
                 first.raise_no_gradient()
@@ -87,7 +87,7 @@ def backward_and_step(  # noqa: PLR0912 # a call for each branch would be one pe
                 first.skip_update()
                 finite = False
             else:
-                torch.autograd.backward(loss)
+                torch.autograd.backward(loss if first.accum_grad == 1 else loss * count)
         else:
             finite = first.backward(loss, optimizers, count)
     else:
@@ -219,7 +219,7 @@ def _backward_by_loss(
         name = optimizer.loss_name
         if name not in losses:
             _raise_no_loss(name, losses)
-        if optimizer.acts():
+        if optimizer.step_per_update == 1 or optimizer.acts():
             groups.setdefault((name, id(optimizer.scaler)), []).append(optimizer)
     remaining = len(groups)
     finite = True

@@ -371,6 +371,7 @@ class WindowedOptimizer(ABC):
         self.last_batch = self.record.number
         window.batches += 1
         window.samples += samples
+        window.weighted = window.weighted or self.accum_grad > 1
         self.finite_on_ranks = self._finite_since_batch
         self._finite_since_batch = True
 
@@ -393,6 +394,7 @@ class WindowedOptimizer(ABC):
             self.last_gradients = self.record.number
             window.batches += 1
             window.samples += samples
+            window.weighted = window.weighted or self.accum_grad > 1
         self.real_step += 1
         self.last_batch = self.record.number
         if acts:
