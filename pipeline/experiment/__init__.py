@@ -1,1 +1,1 @@
-"""Experiment: a training with a loop of your own, as in Parakeet."""
+"""Experiment: a training with a custom loop, as in Parakeet."""

@@ -1,4 +1,4 @@
-"""ExperimentClient: what the engine calls to train an experiment, with its batches, epochs and checkpoints."""
+"""ExperimentClient: what the engine calls to train an experiment: its batches, epochs and saves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ExperimentPhase(PhaseSchema):
     """The settings of what an experiment trains, where other runners have phases."""
 
     def valid_name(self, number: str) -> str:
-        """Return the name under which a number of the validation is reported, which is unchanged."""
+        """Return the name under which a number of the validation is reported: its own name."""
         return number
 
 
@@ -59,8 +59,8 @@ class ExperimentClient(IterationClient):
     """What an engine calls to train an experiment.
 
     It reads and counts the batches, starts and ends the epochs, calls the plugins, and saves and
-    restores what a checkpoint keeps besides the models. The experiment calls it too: ``read_batch``,
-    ``save`` and an assignment to ``iterator`` end here.
+    restores what a checkpoint keeps besides the models. The experiment calls it too:
+    ``read_batch``, ``save`` and an assignment to ``iterator`` end here.
 
     Args:
         experiment: the experiment. The client keeps only a weak reference to it.
@@ -99,7 +99,8 @@ class ExperimentClient(IterationClient):
         # The batch that was read last.
         self._batch: Any = None
         self.cursor = self._no_data()
-        # An epoch is running. Before setup this is True, so that an iterator that is assigned then starts no epoch.
+        # An epoch is running. Before setup this is True, so that an iterator that is assigned then
+        # starts no epoch.
         self._in_epoch = True
         # The run was resumed in an epoch that had started and was not over.
         self._interrupted = False
@@ -116,7 +117,9 @@ class ExperimentClient(IterationClient):
 
     @property
     def experiment(self) -> ExperimentBase:
-        """The experiment itself, for a search of its attributes. A proxy would be another object there.
+        """The experiment itself, for a search of its attributes.
+
+        In such a search, a proxy would be another object than the experiment.
 
         Raises:
             ReferenceError: it no longer exists.
@@ -156,11 +159,11 @@ class ExperimentClient(IterationClient):
         return Schedule(counters)
 
     def generators(self) -> dict[str, Any]:
-        """Return the random generators in the attributes of the experiment and in its data, by name."""
+        """Return the random generators in the experiment's attributes and its data, by name."""
         return trained_parts.generators_of(self.experiment, self.cursor)
 
     def trained(self) -> dict[str, Any]:
-        """Return every object with a state except the model, such as optimizers and schedules, by place."""
+        """Return every object with a state except the model, such as optimizers, by place."""
         return trained_parts.parts_of(self.experiment)
 
     def validator(self, evaluate: Verb) -> Verb:
@@ -196,7 +199,7 @@ class ExperimentClient(IterationClient):
         return {**self.counters, **self._experiment.state_dict()}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides the models, the parts and the state of the engine."""
+        """Return what a checkpoint keeps besides the models, the parts and the engine's state."""
         visualizer = self._experiment.visualizer
         experiment = {
             "data": self.cursor.state_dict(),
@@ -265,7 +268,10 @@ class ExperimentClient(IterationClient):
         self.numbers.print()
 
     def place_in_epoch(self) -> str | None:
-        """Return where in an epoch the training is, such as ``3 of 7 batches``; None if no epoch is running."""
+        """Return where in an epoch the training is, such as ``3 of 7 batches``.
+
+        If no epoch is running, return None.
+        """
         cursor = self.cursor
         if not self._in_epoch or not cursor.taken or cursor.over():
             return None
@@ -276,8 +282,8 @@ class ExperimentClient(IterationClient):
         """End the epoch that is running, if one is.
 
         Args:
-            cut_short: whether training has ended before the epoch. Then its numbers are kept, and the hooks for the
-                end of an epoch are not called.
+            cut_short: whether training has ended before the epoch. Then its numbers are kept, and
+                the hooks for the end of an epoch are not called.
         """
         if cut_short:
             self._log_discarded_windows()
@@ -327,7 +333,10 @@ class ExperimentClient(IterationClient):
         logger.warning(f"{what}; {planned}")
 
     def _refuse_epochs_without_end(self) -> None:
-        """Raise if intervals count epochs but ``read_batch`` is never called: then no epoch would end."""
+        """Raise if intervals count epochs but ``read_batch`` is never called.
+
+        No epoch would end then.
+        """
         schedule = self.engine.schedule
         in_epochs = [name for name, attribute in INTERVALS.items() if getattr(schedule, attribute).epochs]
         if in_epochs and not self.cursor.taken:
@@ -376,7 +385,9 @@ class ExperimentClient(IterationClient):
         self._announced = length(self._experiment.train_loader) if epochs else None
 
     def offer_model(self) -> None:
-        """Put the model where checkpoints and later stages find it, and connect the OptimSchedulers.
+        """Put the model where checkpoints and later stages find it.
+
+        The OptimSchedulers among the attributes of the experiment are connected too.
 
         Raises:
             StageError: ``setup_model`` has not set ``model`` to a module.
@@ -403,10 +414,11 @@ class ExperimentClient(IterationClient):
         self.store.begin(self.context["model"], {"self": experiment}, apart=["self.optimizer"])
 
     def share_work(self) -> None:
-        """Have all ranks train one model: from the same weights, with gradients averaged over the ranks.
+        """Have all ranks train one model.
 
-        This does not use DDP, which averages only if the model itself is called. An experiment may
-        call any method of the model.
+        They start from the same weights, and gradients are averaged over the ranks. This does not
+        use DDP, which averages only if the model itself is called. An experiment may call any
+        method of the model.
         """
         experiment = self._experiment
         valid = experiment.valid_loader
@@ -421,7 +433,10 @@ class ExperimentClient(IterationClient):
         logger.info(f"the gradients of {self._world.size} ranks are averaged by {what}")
 
     def _weight(self, batch: Any) -> int:
-        """Return how much a batch counts in an accumulation window. On a single rank, all batches count the same."""
+        """Return how much a batch counts in an accumulation window.
+
+        On a single rank, all batches count the same.
+        """
         if not self._average:
             return 1
         return 0 if self.record.stand_in else count_samples(batch)
@@ -434,7 +449,9 @@ class ExperimentClient(IterationClient):
     # Batches and epochs.
 
     def read_batch(self) -> Any:
-        """Return the next batch, on the device. After the last batch of an epoch, call ``new_epoch`` first.
+        """Return the next batch, on the device.
+
+        After the last batch of an epoch, this calls ``new_epoch`` first.
 
         Raises:
             DataError: there is no batch.
@@ -464,7 +481,10 @@ class ExperimentClient(IterationClient):
         return self._batch
 
     def active_batch(self) -> tuple[Any, int] | None:
-        """Return the batch that was read last, and its number in the epoch; None before the first."""
+        """Return the batch that was read last, and its number in the epoch.
+
+        Before the first batch, return None.
+        """
         return None if self._batch is None else (self._batch, self.cursor.taken)
 
     def call_new_epoch(self, new_epoch: Callable[[], None]) -> None:
@@ -477,7 +497,7 @@ class ExperimentClient(IterationClient):
             StageError: it has not assigned ``iterator``.
         """
         if not self._in_epoch and self.cursor.taken and not self.cursor.over():
-            # A custom `train` starts with this call. In a resumed run, the interrupted epoch continues.
+            # A custom `train` starts with this call. In a resumed run it continues the epoch.
             self._start_epoch(again=self._interrupted)
             return
         experiment = self._experiment
@@ -496,7 +516,8 @@ class ExperimentClient(IterationClient):
         Args:
             batches: ``train_loader``, or an iterator that the user's ``new_epoch`` has made.
         """
-        # `new_epoch` may wrap the iterator of an epoch that has just started. That is the same epoch.
+        # `new_epoch` may wrap the iterator of an epoch that has just started. The epoch is the
+        # same.
         is_new = not self._in_epoch or bool(self.cursor.taken)
         if self._in_epoch and is_new:
             self._ended = self.cursor.epoch + 1
@@ -541,7 +562,9 @@ class ExperimentClient(IterationClient):
         return DataCursor((), -1, own_method(self, "generators"))
 
     def call_valid(self, valid: Callable[[], None]) -> None:
-        """Validate in evaluation mode and without gradients, and restore the modes and the random generators.
+        """Validate in evaluation mode and without gradients.
+
+        Afterwards the modes and the random generators are restored.
 
         Args:
             valid: the method of the experiment.
@@ -556,7 +579,12 @@ class ExperimentClient(IterationClient):
     # What is saved and restored.
 
     def place(self) -> dict[str, int]:
-        """Return the place in the data: ``epoch``, the epochs that are over, and ``batches``, read of the next epoch."""
+        """Return the place in the data.
+
+        Returns:
+            ``epoch``, the number of epochs that are over; and ``batches``, the number of batches
+            that were read of the next epoch.
+        """
         batches = self.cursor.taken
         over = batches and self.cursor.over()
         unfinished = not over and (batches or self._in_epoch)
@@ -580,7 +608,8 @@ class ExperimentClient(IterationClient):
         """Save a checkpoint of this moment.
 
         Raises:
-            ConfigError: the output folder has checkpoints of another run, which would be overwritten.
+            ConfigError: the output folder has checkpoints of another run, which would be
+                overwritten.
         """
         experiment = self._experiment
         self._refuse_overwriting(experiment.iteration)
@@ -591,7 +620,9 @@ class ExperimentClient(IterationClient):
         self._newest = self.store.path_of(experiment.iteration)
 
     def _refuse_overwriting(self, iteration: int) -> None:
-        """Without a run, raise if the output folder has checkpoints of another run that would be overwritten.
+        """Raise if the output folder has checkpoints of another run that would be overwritten.
+
+        In a run of a config this does nothing.
 
         Args:
             iteration: the first iteration at which a checkpoint may be saved.
@@ -604,7 +635,7 @@ class ExperimentClient(IterationClient):
 
     @contextmanager
     def epoch_repeated(self, place: CursorState) -> Iterator[None]:
-        """Return a block in which ``new_epoch`` starts an interrupted epoch again, as it did before.
+        """Let ``new_epoch`` start an interrupted epoch again in a ``with`` block, as it did before.
 
         Args:
             place: where the epoch was interrupted.
@@ -637,14 +668,14 @@ class ExperimentClient(IterationClient):
             self._newest = self.store.path_of(experiment.iteration) if in_folder else None
             if in_folder and isinstance(experiment.visualizer, JsonLines):
                 experiment.visualizer.cut(own.lines)
-        # The engine restores the random generators after this. Creating the iterator of a loader samples a number, as it
-        # did before.
+        # The engine restores the random generators after this. Creating the iterator of a loader
+        # samples a number, as it did before.
         if is_in_epoch:
             self.cursor.load_state_dict(own.data.to_tree())
             self.cursor.reopen()
 
 
 def _settings_of(config: Any) -> tuple[Any, ...]:
-    """Return the settings that the schedule is made from. User code may change them while it trains."""
+    """Return the settings that the schedule is made from. User code may change them meanwhile."""
     training = config.training
     return training.max_iteration, training.valid_interval, training.save_interval

@@ -1,4 +1,4 @@
-"""ExperimentBase: a training with a custom loop, as in Parakeet. It sets up, trains, saves and resumes."""
+"""ExperimentBase: a training with a custom loop, as in Parakeet."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ class ExperimentBase(RunnerBase):
     override the other methods too.
 
     In a script, call ``setup()`` and then ``run()``. As the runner stage of a config, the trainer
-    creates the experiment and sets it up, and the experiment uses the device, run directory, log and
-    checkpointer of the run. There ``limit_batches`` and a debug run limit ``train_loader``, but not the
-    data that ``valid`` reads.
+    creates the experiment and sets it up, and the experiment uses the device, run directory, log
+    and checkpointer of the run. There ``limit_batches`` and a debug run limit ``train_loader``, but
+    not the data that ``valid`` reads.
 
-    An iteration is one call of ``train_batch``. It may read any number of batches, also beyond the end
-    of an epoch, and train anything, without a Brain. So an experiment makes no passes. The engine
-    counts the iterations. It validates, saves and stops after them as in any other training.
+    An iteration is one call of ``train_batch``. It may read any number of batches, also beyond the
+    end of an epoch, and train anything, without a Brain. So an experiment makes no passes. The
+    engine counts the iterations. It validates, saves and stops after them as in any other training.
 
-    Where Parakeet has a fault, this differs: Ctrl-C raises KeyboardInterrupt instead of a silent exit,
-    the last weights are validated and saved too, and a resumed training continues with everything.
+    Where Parakeet has a fault, this differs: Ctrl-C raises KeyboardInterrupt instead of a silent
+    exit, the last weights are validated and saved too, and a resumed training continues with
+    everything.
 
     Example::
 
@@ -96,12 +97,13 @@ class ExperimentBase(RunnerBase):
         experiment.run()
 
     Args:
-        config: an object with attributes, or a mapping, which is read as ``config.training.max_iteration``.
-            ``training`` has ``max_iteration``, ``valid_interval`` and ``save_interval``. An interval is a number of
-            iterations, a text such as ``"2 epoch"``, a list of these, or None for never. Once ``config.yaml`` is
-            written, a mapping cannot be changed. Any other object is used as it is, and changes of its
-            ``training`` take effect while it trains. For a stage it is the ``hyper_parameters``, with the
-            runner's keys in ``training``.
+        config: an object with attributes, or a mapping, which is read as
+            ``config.training.max_iteration``. ``training`` has ``max_iteration``,
+            ``valid_interval`` and ``save_interval``. An interval is a number of iterations, a text
+            such as ``"2 epoch"``, a list of these, or None for never. Once ``config.yaml`` is
+            written, a mapping cannot be changed. Any other object is used as it is, and changes of
+            its ``training`` take effect while it trains. For a stage it is the
+            ``hyper_parameters``, with the runner's keys in ``training``.
         args: also an object or a mapping. It has ``device``, ``nprocs``, ``output`` (a folder), and
             ``checkpoint_path`` (a path or None).
 
@@ -110,17 +112,18 @@ class ExperimentBase(RunnerBase):
         optimizer: an optimizer of torch, or None. ``setup_model`` sets it.
         train_loader: the batches of one epoch. ``setup_dataloader`` sets it.
         valid_loader: the batches for ``valid``. ``setup_dataloader`` sets it.
-        iterator: the batches that are left of this epoch, on the device. To start an epoch with other batches,
-            ``new_epoch`` of a subclass assigns an iterator of batches.
-        iteration: how many iterations were made, including the current one. It is 0 before the first.
-        epoch: the number of the epoch of the current batch, from 1. It is 0 before the first epoch.
+        iterator: the batches that are left of this epoch, on the device. To start an epoch with
+            other batches, ``new_epoch`` of a subclass assigns an iterator of batches.
+        iteration: how many iterations were made, including the current one.
+        epoch: the number of the current batch's epoch, from 1. It is 0 before the first batch.
         device: where the batches go.
         output_dir: the folder for everything that is written.
         checkpoint_dir: the folder of the checkpoints.
         checkpointer: saves and loads the checkpoints.
         visualizer: where numbers, figures and sounds are reported.
         logger: loguru's logger.
-        context: the context of the run. In a script, a separate one with counters and without plugins.
+        context: the context of the run. In a script, a separate one with counters and without
+            plugins.
         alone: whether the experiment is used in a script, without a run of a config.
     """
 
@@ -142,7 +145,7 @@ class ExperimentBase(RunnerBase):
         self.alone = True
         self.iteration = 0
         self.epoch = 0
-        # Attributes that setup() sets are None until then, unless the subclass has a value for them.
+        # Attributes that `setup` sets are None until then, unless the subclass has a value.
         names = [name for name in ExperimentBase.__annotations__ if not hasattr(type(self), name)]
         vars(self).update(dict.fromkeys(names))
         self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
@@ -208,7 +211,8 @@ class ExperimentBase(RunnerBase):
         """Evaluate on ``self.valid_loader``.
 
         This is called on rank 0 only, without gradients, and with the model in evaluation mode.
-        A validation does not change the training: after it, the random generators are as they were before.
+        A validation does not change the training: after it, the random generators are as they were
+        before.
         """
 
     # What a user calls, and may override.
@@ -216,14 +220,15 @@ class ExperimentBase(RunnerBase):
     def setup(self) -> None:
         """Prepare everything for the training.
 
-        This calls ``setup_device``, ``init_parallel`` if multiple processes train, ``setup_output_dir``,
-        ``dump_config``, ``setup_visualizer``, ``setup_logger``, ``setup_checkpointer``,
-        ``setup_dataloader`` and ``setup_model``, in this order.
+        This calls ``setup_device``, ``init_parallel`` if multiple processes train,
+        ``setup_output_dir``, ``dump_config``, ``setup_visualizer``, ``setup_logger``,
+        ``setup_checkpointer``, ``setup_dataloader`` and ``setup_model``, in this order.
 
         Raises:
             ConcurrentRunError: another thread of this process is training.
             ConfigError: ``config`` or ``args`` has no such setting, or its value cannot be used.
-            StageError: ``setup_dataloader`` has set no ``train_loader``, or ``setup_model`` no ``model``.
+            StageError: ``setup_dataloader`` has set no ``train_loader``, or ``setup_model`` no
+                ``model``.
         """
         with exclusive(f"{type(self).__name__}.setup", may_nest=True):
             self._set_up()
@@ -284,25 +289,28 @@ class ExperimentBase(RunnerBase):
     def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
 
-        A checkpoint also has the state of every object that stands in an attribute, or in a list or dict that is an
-        attribute: other optimizers and modules, schedules, a GradScaler, and objects with ``state_dict`` and
-        ``load_state_dict``.
+        A checkpoint also has the state of every object that is an attribute, or in a list or dict
+        that is an attribute: other optimizers and modules, schedules, a GradScaler, and objects
+        with ``state_dict`` and ``load_state_dict``.
 
         Args:
-            epoch: not used, as the experiment knows its epoch. All runner stages have these arguments.
+            epoch: not used, as the experiment knows its epoch. All runner stages have these
+                arguments.
             context: not used.
             is_fleet: not used.
 
         Raises:
-            ConfigError: in a script, the output folder has checkpoints of another run, which would be overwritten.
+            ConfigError: in a script, the output folder has checkpoints of another run, which would
+                be overwritten.
         """
         self._engine_client.save_checkpoint()
 
     def resume_or_load(self) -> None:
-        """Continue from the checkpoint ``args.checkpoint_path``, or from the newest one in the output folder.
+        """Continue from a checkpoint.
 
-        ``run`` calls this too. If ``args.checkpoint_path`` is a file of weights, or if this is a stage, only
-        the first weights are loaded from it.
+        It is ``args.checkpoint_path``, or without one the newest checkpoint in the output folder.
+        ``run`` calls this too. If ``args.checkpoint_path`` is a file of weights, or if this is a
+        stage, only the first weights are loaded from it.
 
         Raises:
             NoCheckpointError: the output folder has checkpoints, and none is valid.
@@ -316,7 +324,8 @@ class ExperimentBase(RunnerBase):
             checkpoint = reader.read_checkpoint(Path(path)) if path else self._store.newest_valid()
             if checkpoint:
                 self._restore_checkpoint(checkpoint)
-                # A new engine restores the numbers and the random generators, also for code that does not call `run`.
+                # A new engine restores the numbers and the random generators, also for code that
+                # does not call `run`.
                 self._engine = self._new_engine()
                 self._engine.begin()
                 logger.info(f"going on after iteration {self.iteration}, from {checkpoint.path}")
@@ -332,7 +341,9 @@ class ExperimentBase(RunnerBase):
         return {"optimizer": parts.part_states(self._optimizer(), self._engine_client.options).get("self.optimizer")}
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
-        """Restore a ``training_state``. Options of the optimizer that the config has changed keep their new values.
+        """Restore a ``training_state``.
+
+        Options of the optimizer that the config has changed keep their new values.
 
         Raises:
             CheckpointError: the state has no ``optimizer``, or it does not fit.
@@ -349,8 +360,8 @@ class ExperimentBase(RunnerBase):
         """Return where the training is.
 
         Returns:
-            ``iteration``; ``epoch``, the number of epochs that are over; and ``batches``, the number of batches that
-            were read of the next epoch.
+            ``iteration``; ``epoch``, the number of epochs that are over; and ``batches``, the
+            number of batches that were read of the next epoch.
         """
         return {"iteration": self.iteration, **self._engine_client.place()}
 
@@ -368,7 +379,10 @@ class ExperimentBase(RunnerBase):
         self._engine_client.continue_at(self.epoch, batches)
 
     def close(self) -> None:
-        """Close the files that ``setup`` has opened, end the workers of the loaders, and leave the other processes."""
+        """Close the files that ``setup`` has opened.
+
+        This also ends the workers of the loaders, and leaves the other processes.
+        """
         for loader in vars(self).values():
             end_workers(loader)
         if isinstance(self.visualizer, JsonLines):
@@ -454,7 +468,10 @@ class ExperimentBase(RunnerBase):
             self.output_dir.mkdir(parents=True, exist_ok=True)
 
     def dump_config(self) -> None:
-        """Write ``config.yaml`` to the output folder, on rank 0. A run directory has this file already."""
+        """Write ``config.yaml`` to the output folder, on rank 0.
+
+        In a run this does nothing, as the run directory has this file already.
+        """
         if self.alone and self._world.is_main:
             text = yaml_tree.dump(experiment_config.plain(self.config))
             (self.output_dir / "config.yaml").write_text(text, encoding="utf-8")
@@ -462,7 +479,8 @@ class ExperimentBase(RunnerBase):
     def setup_visualizer(self) -> None:
         """Set ``self.visualizer``.
 
-        On rank 0 it writes what this rank reports to ``metrics.jsonl``. In a run it calls the plugins.
+        On rank 0 it writes what this rank reports to ``metrics.jsonl``. In a run it calls the
+        plugins.
         """
         self.visualizer = self._engine_client.numbers
         if self.alone and self._world.is_main:
@@ -482,28 +500,35 @@ class ExperimentBase(RunnerBase):
             self._resources.callback(logger.remove, sink)
 
     def setup_checkpointer(self) -> None:
-        """Set ``self.checkpoint_dir`` to the folder ``checkpoints`` in the output folder, and create it."""
+        """Set ``self.checkpoint_dir``: the folder ``checkpoints`` in the output folder.
+
+        The folder is created if it does not exist.
+        """
         self.checkpoint_dir = self.output_dir / "checkpoints"
         with storing(self.checkpoint_dir, "set args.output"):
             self.checkpoint_dir.mkdir(exist_ok=True)
 
     def _count_iterations(self) -> None:
-        """In a run, limit the loader as the runner's keys say, and set ``config.training.max_iteration``.
+        """In a run, limit the loader as the runner's keys say, and set ``max_iteration``.
 
-        The number of iterations may depend on the length of the loader.
+        ``config.training.max_iteration`` may depend on the length of the loader.
         """
         if self.train_loader is None:
             raise StageError(f"{type(self).__name__}.setup_dataloader: has to set self.train_loader; give it batches")
         if not self.alone:
             runner = self.context["runner"]
-            # `setup_model` may make a schedule. It is planned for the whole training, also in a debug run.
+            # `setup_model` may make a schedule. It is planned for the whole training, also in a
+            # debug run.
             whole = limited(self.train_loader, runner, ignore_debug=True)
             self._training["max_iteration"] = experiment_config.iterations_of(self.context, whole)
             self.train_loader = limited(self.train_loader, runner)
             self._engine_client.note_length(runner.epochs)
 
     def _limit_debug_run(self) -> None:
-        """In a debug run, lower ``config.training.max_iteration``, since a custom ``train`` reads it."""
+        """In a debug run, lower ``config.training.max_iteration``.
+
+        A custom ``train`` may read it.
+        """
         if not self.alone:
             most = experiment_config.debug_iterations(self.context["runner"], self.train_loader)
             self._training["max_iteration"] = min(self._training["max_iteration"], most)
@@ -562,7 +587,10 @@ class ExperimentBase(RunnerBase):
         return self._engine_client
 
     def active_batch(self) -> tuple[Any, int] | None:
-        """Return the batch that was read last, and its number in the epoch; None before the first."""
+        """Return the batch that was read last, and its number in the epoch.
+
+        Before the first batch, return None.
+        """
         return self._engine_client.active_batch()
 
     def _new_engine(self) -> IterationEngine:
@@ -599,9 +627,13 @@ class ExperimentBase(RunnerBase):
         self._engine_client.restore(checkpoint, is_in_epoch=is_in_epoch)
 
     def _repeat_epoch(self, place: CursorState) -> None:
-        """Have the user's ``new_epoch`` start the interrupted epoch again, before anything that it changes is restored."""
+        """Have the user's ``new_epoch`` start the interrupted epoch again.
+
+        This comes before anything that it changes is restored.
+        """
         with self._engine_client.epoch_repeated(place):
             self.epoch -= 1
-            # It may have warned when it was called first. A schedule that it steps may warn that no optimizer has.
+            # Its warnings were shown when it was called first. A schedule that it steps may warn
+            # that no optimizer has stepped, since this process has not trained yet.
             with catch_warnings(action="ignore"):
                 self.new_epoch()

@@ -20,7 +20,10 @@ PHASE = "experiment"
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):
-    """A setting is missing. Also an AttributeError and a KeyError, so that ``hasattr`` and ``in`` work."""
+    """A setting is missing.
+
+    This is also an AttributeError and a KeyError, so that ``hasattr`` and ``in`` work.
+    """
 
     def __str__(self) -> str:
         """Return the message itself, where KeyError would show its repr."""
@@ -30,15 +33,15 @@ class MissingSettingError(ConfigError, AttributeError, KeyError):
 class Settings(Mapping[str, Any]):
     """A view of a mapping, with keys that are attributes too, at any depth.
 
-    For example, ``config.training.max_iteration = 5`` changes the mapping. Later changes of the mapping
-    are visible in the view.
+    For example, ``config.training.max_iteration = 5`` changes the mapping. Later changes of the
+    mapping are visible in the view.
 
     Args:
         values: the mapping.
         address: the name of the view in messages.
         fixed: name -> where the setting is written. These settings cannot be changed here.
-        frozen: a list that all views of a config share. Once it has an item, nothing can be changed. The item is
-            the reason.
+        frozen: a list that all views of a config share. Once it has an item, nothing can be
+            changed. The item is the reason.
     """
 
     _values: Mapping[str, Any]
@@ -78,7 +81,8 @@ class Settings(Mapping[str, Any]):
         """Change a setting in the mapping.
 
         Raises:
-            ConfigError: the setting is written elsewhere, the config is frozen, or the mapping cannot be changed.
+            ConfigError: the setting is written elsewhere, the config is frozen, or the mapping
+                cannot be changed.
         """
         where = f"{self._address}.{name} = {value!r}"
         if name in self._fixed:
@@ -125,7 +129,10 @@ def attribute_view(value: Any, address: str, frozen: list[str] | None = None) ->
 
 
 def freeze(config: Any) -> None:
-    """Make every later change of these settings an error. An object that is not Settings is left as it is."""
+    """Make every later change of these settings an error.
+
+    An object of the user's own class is left as it is.
+    """
     if isinstance(config, Settings):
         config._frozen[:] = ["comes after config.yaml was written"]
 
@@ -150,7 +157,9 @@ def setting(owner: Any, address: str) -> Any:
 
 
 def intervals(config: Any, name: str) -> list[Interval]:
-    """Return ``config.training.<name>``, which is an interval, a list of intervals, or None for never.
+    """Return ``config.training.<name>`` as a list of intervals.
+
+    The setting is an interval, a list of intervals, or None for never.
 
     Raises:
         ConfigError: the setting is missing, or is not an interval.
@@ -176,7 +185,8 @@ def max_iteration(config: Any) -> int:
 def plain(value: Any) -> Any:
     """Return settings as plain data for YAML.
 
-    Mappings and objects become dicts, tuples become lists, and what YAML does not have becomes text.
+    Mappings and objects become dicts, tuples become lists, and what YAML does not have becomes
+    text.
     """
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
@@ -199,7 +209,12 @@ def plain(value: Any) -> Any:
 
 
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
-    """Return the ``config`` of a stage: the ``hyper_parameters``, with ``training`` from ``training_of``."""
+    """Return the ``config`` of a stage: its ``hyper_parameters``, with another ``training``.
+
+    Args:
+        context: the context of the run.
+        training: what ``training_of`` returned.
+    """
     fixed = {name: f"the runner's `{key}`" for name, key in TRAINING_KEYS.items()}
     frozen: list[str] = []
     own = {"training": Settings(training, "hyper_parameters.training", fixed, frozen)}
@@ -217,12 +232,14 @@ def args_of(context: Context) -> SimpleNamespace:
 
 
 def training_of(context: Context) -> dict[str, Any]:
-    """Return ``config.training`` of a stage: ``hyper_parameters.training``, and the intervals of the runner.
+    """Return ``config.training`` of a stage.
 
-    ``max_iteration`` is missing as long as it depends on the length of an epoch.
+    It is ``hyper_parameters.training`` with the intervals of the runner. ``max_iteration`` is
+    missing as long as it depends on the length of an epoch.
 
     Raises:
-        ConfigError: ``hyper_parameters.training`` is not a mapping, or has a setting that the runner has.
+        ConfigError: ``hyper_parameters.training`` is not a mapping, or has a setting that the
+            runner has.
     """
     settings = context["hyper_parameters"].get("training", {})
     if not isinstance(settings, Mapping):
@@ -274,6 +291,6 @@ def debug_iterations(runner: RunnerSettings, loader: Any) -> int:
 
 
 def _max_iterations(runner: RunnerSettings) -> int | None:
-    """Return the limit of iterations, or None without a limit. Each iteration counts as one update."""
+    """Return the limit of iterations, or None. Each iteration counts as one update."""
     limits = [limit for limit in (runner.max_steps, runner.optimizer_step_limit) if limit]
     return min(limits, default=None)

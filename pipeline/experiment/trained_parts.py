@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parts_of(experiment: ExperimentBase) -> dict[str, Any]:
-    """Return every object with a state except the model, such as optimizers and schedules, by place."""
+    """Return every object with a state except the model, such as optimizers, by place."""
     models = {PHASE: {"model": experiment.model}}
     return {**optimizer_of(experiment), **parts.parts_of(models, {"self": experiment})}
 
@@ -42,7 +42,7 @@ def generators_of(experiment: ExperimentBase, cursor: DataCursor) -> dict[str, A
 
     Args:
         experiment: the experiment.
-        cursor: the place in the epoch. An iterator that ``new_epoch`` has made may hold generators too.
+        cursor: the place in the data. An iterator of the user may hold generators too.
     """
     loaders = {name: getattr(experiment, name) for name in ("train_loader", "valid_loader")}
     # Checkpoints contain these names.

@@ -76,8 +76,8 @@ class Visuals:
 
         Args:
             tag: the name of the sound.
-            audio_array: floats from -1 to 1, of shape [samples] apart from dimensions of size 1. Values
-                beyond that range are clipped.
+            audio_array: floats from -1 to 1, of shape [samples] apart from dimensions of size 1.
+                Values beyond that range are clipped.
             step: the iteration.
             sample_rate: samples per second.
 
@@ -109,10 +109,11 @@ class Visuals:
 
 
 class JsonLines(Visuals):
-    """A visualizer that writes each number as a line ``{"step": 3, "name": "loss", "value": 0.25}``.
+    """A visualizer that writes each number as a line of JSON.
 
-    A number that is not finite is written as null. The file is opened when the first number is
-    written, and again when a number follows ``close()``.
+    A line is ``{"step": 3, "name": "loss", "value": 0.25}``. A number that is not finite is written
+    as null. The file is opened when the first number is written, and again when a number follows
+    ``close()``.
 
     Args:
         path: the file. What it contains is kept.
@@ -199,8 +200,8 @@ class PluginNumbers(Visuals):
     def gather(self) -> None:
         """Combine the numbers and the counted samples of all ranks. All ranks have to call this.
 
-        The numbers that the ranks report for a batch become one number, their mean over its samples.
-        With one rank this does nothing.
+        The numbers that the ranks report for a batch become one number, their mean over its
+        samples. With one rank this does nothing.
         """
         world = current_world()
         counters = self.context["train_state"]
@@ -220,7 +221,10 @@ class PluginNumbers(Visuals):
         self.training = Meters()
 
     def print(self) -> None:
-        """Report the training numbers since the last call. On a GPU this waits for the work so far."""
+        """Report the training numbers since the last call.
+
+        On a GPU this waits for the work so far.
+        """
         self.gather()
         numbers = self.training.recent()
         extend_metrics(self.context, PHASE, numbers)
