@@ -63,13 +63,15 @@ class DataCursor:
 
     Example::
 
+        loader = torch.utils.data.DataLoader([0, 1, 2, 3], batch_size=2)
         cursor = DataCursor(loader, epoch=0, generators=dict)
         first = cursor.take()
         state = cursor.state_dict()
-        ...
+
         resumed = DataCursor(loader, epoch=0, generators=dict)
         resumed.load_state_dict(state)
         second = resumed.take()
+        assert second.tolist() == [2, 3]
 
     Args:
         source: a loader; or, with ``begun``, an iterator that user code has made for this epoch.
