@@ -1,23 +1,21 @@
-"""Checkpointer: the checkpoints of ``Brain.fit`` or of a script, with the calls of SpeechBrain's; and a Checkpoint."""
+"""Checkpointer: the checkpoints of ``Brain.fit`` or of a script, with SpeechBrain's methods."""
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice
+from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from loguru import logger
 
-from pipeline.checkpoint import layout, reader, restore, storage, store
+from pipeline.brain.checkpoint import Checkpoint, ckpt_recency
+from pipeline.brain.file_recoverable import FileRecoverable, load_file, marked_method, save_file
+from pipeline.checkpoint import layout, reader, restore, store
 from pipeline.checkpoint.checkpoint_store import CheckpointStore
-from pipeline.checkpoint.parts import StandIn
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.run_checkpointer import RunCheckpointer
 from pipeline.checkpoint.state import TrainingState
@@ -26,119 +24,472 @@ from pipeline.checkpoint.weights import Models
 from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, ConfigError
 
+__all__ = ["Checkpoint", "Checkpointer", "ckpt_recency"]
+
+# Types of arguments that may be left out: a function that saves or loads a file, a function of a
+# checkpoint, a name in its meta, multiple such names, and a mapping by name.
 _Hook: TypeAlias = Callable[..., Any] | None
-# A function of a checkpoint; a name in its meta; several of them; and what has something under each name.
-_Key: TypeAlias = Callable[["Checkpoint"], Any] | None
+_Key: TypeAlias = Callable[[Checkpoint], Any] | None
 _Name: TypeAlias = str | None
 _Names: TypeAlias = Iterable[str] | None
 _Map: TypeAlias = Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that is on disk; two of the same path are equal.
+class Checkpointer(RunCheckpointer):
+    """The checkpoints of ``Brain.fit`` or of a script, with the methods of SpeechBrain's Checkpointer.
+
+    While ``fit`` trains, a call such as ``save_checkpoint`` only requests a checkpoint. It is saved
+    when the current batch is over, or when the epoch is over if ``on_stage_end`` makes the call.
+    ``fit`` then saves one checkpoint for all requests, and can resume from it bit for bit. At any
+    other time, the call saves at once: the recoverables, and the weights of the Brain if there is
+    one. With multiple processes, all of them have to call.
+
+    Args:
+        checkpoints_dir: the folder of the checkpoints. It is created with the first checkpoint.
+        recoverables: name -> object whose state is saved. The object has ``state_dict`` and
+            ``load_state_dict``, or the two methods that SpeechBrain's ``mark_as_saver`` and
+            ``mark_as_loader`` mark.
+        custom_load_hooks: name -> ``function(object, path, end_of_epoch)`` that loads the file of
+            an object.
+        custom_save_hooks: name -> ``function(object, path)`` that writes the file, with
+            ``torch.save`` of plain data, or as text.
+        allow_partial_load: whether a recoverable that a checkpoint lacks keeps its state. Otherwise
+            this is an error.
+        keep_last: how many of the newest checkpoints are kept, at least 2. Checkpoints that calls
+            have requested are kept as well. None keeps all, or 2 if ``recoverables`` is given.
+        asynchronous: whether ``save`` only copies the tensors, and a thread writes them.
+        disk: writes the files.
 
     Attributes:
-        path: its folder.
-        meta: what it was saved with; ``unixtime`` and ``end-of-epoch`` besides.
-        asked: whether a call has asked for it; ``fit`` saves others by itself.
-        resumable: whether a ``fit`` has saved it, and another can go on from it.
+        recoverables: all recoverables by name. One whose state is in a file is replaced by an
+            object that calls the functions for the file.
+        custom_load_hooks, custom_save_hooks, allow_partial_load: the same.
+        session: for the Brain and its ``fit``.
+
+    Raises:
+        ConfigError: ``keep_last`` is less than 2, or a recoverable has no state.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from pipeline import Checkpointer
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = torch.nn.Linear(1, 1)
+        >>> checkpointer = Checkpointer(folder.name, {"model": model})
+        >>> saved = checkpointer.save_checkpoint({"loss": 0.5})
+        >>> saved.path.name
+        'step-000000000001'
+        >>> saved = checkpointer.save_checkpoint({"loss": 0.7})
+        >>> checkpointer.recover_if_possible(min_key="loss").meta["loss"]
+        0.5
     """
 
-    path: Path
-    meta: dict[str, Any] = field(compare=False)
-    asked: bool = field(compare=False, repr=False)
-    resumable: bool = field(compare=False, repr=False)
+    def __init__(
+        self,
+        checkpoints_dir: str | Path,
+        recoverables: _Map = None,
+        custom_load_hooks: _Map = None,
+        custom_save_hooks: _Map = None,
+        allow_partial_load: bool = False,
+        *,
+        keep_last: int | None = None,
+        asynchronous: bool = False,
+        disk: Disk = DISK,
+    ) -> None:
+        if keep_last is None and recoverables is not None:
+            keep_last = store.FEWEST
+        super().__init__(CheckpointStore(checkpoints_dir, keep_last=keep_last, asynchronous=asynchronous, disk=disk))
+        self.custom_load_hooks = dict(custom_load_hooks or {})
+        self.custom_save_hooks = dict(custom_save_hooks or {})
+        self.allow_partial_load = allow_partial_load
+        # The names of the recoverables that a checkpoint may lack.
+        self._optional: set[str] = set()
+        self.session = BrainSession(self)
+        self.add_recoverables(recoverables or {})
 
-    @classmethod
-    def read(cls, path: Path) -> Checkpoint:
-        """The one in a folder; what it holds beside this is neither read nor verified.
+    def add_recoverable(
+        self,
+        name: str,
+        obj: Any,
+        custom_load_hook: _Hook = None,
+        custom_save_hook: _Hook = None,
+        optional_load: bool = False,
+    ) -> None:
+        """Save the state of an object in each checkpoint.
+
+        An object that had the name before is replaced.
+
+        Args:
+            name: the name of the state.
+            obj: the object.
+            custom_load_hook: loads the file of the object, as in ``custom_load_hooks``.
+            custom_save_hook: writes the file of the object, as in ``custom_save_hooks``.
+            optional_load: whether the object keeps its state if a checkpoint lacks it.
 
         Raises:
-            CheckpointError: it is none, or damaged.
+            ConfigError: the object has neither ``state_dict`` and ``load_state_dict`` nor hooks, or
+                the name cannot be the name of its file.
         """
-        state = layout.parse_state(storage.read_small(path / layout.STATE, layout.MAX_STATE), path / layout.STATE)
-        meta = {"unixtime": path.stat().st_mtime, **state.get("meta", {})}
-        meta["end-of-epoch"] = state.get("end_of_epoch", True)
-        return cls(path, meta, "meta" in state, layout.is_resumable(path) and bool(state["metrics"]))
+        save = custom_save_hook or self.custom_save_hooks.get(name) or marked_method(type(obj), "_speechbrain_saver")
+        load = custom_load_hook or self.custom_load_hooks.get(name) or marked_method(type(obj), "_speechbrain_loader")
+        if not (save and load) and not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+            what = f"recoverable '{name}' ({type(obj).__name__}) has neither state_dict and load_state_dict nor hooks"
+            raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
+        if (save or load) and not layout.is_file_name(name):
+            raise ConfigError(f"recoverable '{name}': this cannot be the name of its file; give it another")
+        if save or load:
+            obj = FileRecoverable(name, obj, save or save_file, load or load_file, self.session)
+        self.recoverables[name] = obj
+        if optional_load:
+            self._optional.add(name)
+        else:
+            self._optional.discard(name)
 
-    @property
-    def paramfiles(self) -> Mapping[str, io.BytesIO]:
-        """Name -> the state of a recoverable as a file in memory that ``torch.load`` reads; the whole is read for it."""
-        files = {}
-        for name, state in reader.read_checkpoint(self.path).training["recoverables"].items():
-            _write(state, file := io.BytesIO())
-            file.seek(0)
-            files[name] = file
-        return files
+    def add_recoverables(self, recoverables: Mapping[str, Any]) -> None:
+        """Call ``add_recoverable`` for each object of a mapping.
 
+        Args:
+            recoverables: name -> object.
 
-def ckpt_recency(checkpoint: Checkpoint) -> tuple[int, float]:
-    """What is higher the newer a checkpoint is: its iteration, and then its time."""
-    return layout.step_of(checkpoint.path) or 0, checkpoint.meta["unixtime"]
+        Raises:
+            ConfigError: ``add_recoverable`` refuses one of them.
+        """
+        for name, obj in recoverables.items():
+            self.add_recoverable(name, obj)
 
+    def save_checkpoint(
+        self, meta: _Map = None, end_of_epoch: bool = True, name: _Name = None, verbosity: int = logging.INFO
+    ) -> Checkpoint | None:
+        """Save a checkpoint.
 
-def _level(verbosity: int) -> str | int:
-    """A level of standard logging as one of loguru's."""
-    return logging.getLevelName(verbosity) if verbosity in range(10, 51, 10) else verbosity
+        Args:
+            meta: plain data by which the checkpoint can be found, such as ``{"loss": 0.1}``.
+            end_of_epoch: whether an epoch is over, which becomes ``meta["end-of-epoch"]``. While
+                ``fit`` trains, this argument is ignored, since ``fit`` knows it.
+            name: follows the iteration in the name of the folder. Of all checkpoints with this
+                name, only the last one is kept.
+            verbosity: the level of the log line, as in ``logging``.
 
+        Returns:
+            The checkpoint. None while ``fit`` trains, which saves it later.
 
-def _write(state: Any, file: Path | io.BytesIO) -> None:
-    """Write the state of a recoverable to a file, as it or its own function wrote it."""
-    if isinstance(state, Mapping) and state.keys() == {"end_of_epoch", "text"}:
-        text = state["text"].encode()
-        file.write_bytes(text) if isinstance(file, Path) else file.write(text)
-    else:
-        own = isinstance(state, Mapping) and state.keys() == {"end_of_epoch", "data"}
-        torch.save(state["data"] if own else state, file)
+        Raises:
+            StageError: ``meta`` is not plain data.
+            ConfigError: ``name`` cannot be part of the name of a folder, or differs from the name
+                that another call has requested for the same checkpoint of ``fit``.
+            CheckpointError: the state of a recoverable cannot be saved.
+            StorageError: the checkpoint cannot be written.
+        """
+        return self._request(meta, end_of_epoch, name, verbosity, [])
 
+    def save_and_keep_only(  # noqa: PLR0917 # SpeechBrain's signature
+        self,
+        meta: _Map = None,
+        end_of_epoch: bool = True,
+        name: _Name = None,
+        num_to_keep: int = 1,
+        keep_recent: bool = True,
+        importance_keys: Iterable[_Key] = (),
+        max_keys: _Names = None,
+        min_keys: _Names = None,
+        ckpt_predicate: _Key = None,
+        verbosity: int = logging.INFO,
+    ) -> None:
+        """Call ``save_checkpoint``, and ``delete_checkpoints`` once the checkpoint is saved.
 
-@dataclass(frozen=True)
-class _OwnFile(StandIn):
-    """A recoverable whose state functions write into a file, and read from one."""
+        Args:
+            meta: as in ``save_checkpoint``.
+            end_of_epoch: as in ``save_checkpoint``.
+            name: as in ``save_checkpoint``.
+            num_to_keep: as in ``delete_checkpoints``.
+            keep_recent: whether ``ckpt_recency`` is one of the keys.
+            importance_keys: as in ``delete_checkpoints``.
+            max_keys: as in ``delete_checkpoints``.
+            min_keys: as in ``delete_checkpoints``.
+            ckpt_predicate: as in ``delete_checkpoints``.
+            verbosity: the level of the log lines, as in ``logging``.
 
-    name: str
-    target: Any
-    save: Callable[..., Any]
-    load: Callable[..., Any]
-    checkpointer: Checkpointer
+        Raises:
+            StageError, ConfigError, CheckpointError, StorageError: as in the two methods.
+        """
+        keys = list(importance_keys)
+        if keep_recent:
+            keys.append(ckpt_recency)
+        deletion = {
+            "num_to_keep": num_to_keep,
+            "importance_keys": keys,
+            "max_keys": max_keys,
+            "min_keys": min_keys,
+            "ckpt_predicate": ckpt_predicate,
+        }
+        self._request(meta, end_of_epoch, name, verbosity, [deletion])
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the file holds, as plain data and tensors, or as text."""
-        with TemporaryDirectory() as folder:
-            self.save(self.target, path := Path(folder, f"{self.name}.ckpt"))
-            over = {"end_of_epoch": self.checkpointer.session.end_of_epoch}
-            if others := [each.name for each in Path(folder).iterdir() if each != path or each.is_dir()]:
-                raise CheckpointError(
-                    f"{self.name}: its saver wrote '{others[0]}'; have it write one file, to its path"
-                )
-            with suppress(UnicodeDecodeError, FileNotFoundError):
-                return {**over, "text": path.read_bytes().decode()}
-            try:
-                return {**over, "data": torch.load(path, map_location="cpu", weights_only=True)}
-            except Exception as error:  # whatever torch's reader says of what is none of its files
-                what = f"{self.name}: its saver wrote nothing that torch.load(weights_only=True) can read"
-                raise CheckpointError(f"{what}; save tensors and plain data, or text, to its path") from error
+    def list_checkpoints(self) -> list[Checkpoint]:
+        """Return all checkpoints, the newest first. A damaged one may be among them."""
+        found = []
+        for path in self.all():
+            # Another process may just have removed the folder, or it is not a checkpoint.
+            with suppress(CheckpointError, OSError):
+                found.append(Checkpoint.read(path))
+        return sorted(found, key=ckpt_recency, reverse=True)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Write the file anew for the loader."""
-        with TemporaryDirectory() as folder:
-            _write(state, path := Path(folder, f"{self.name}.ckpt"))
-            self.load(self.target, path, state["end_of_epoch"])
+    def find_checkpoint(
+        self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
+    ) -> Checkpoint | None:
+        """Return the first checkpoint of ``find_checkpoints``, or None if it finds none.
 
+        Args:
+            importance_key: as in ``find_checkpoints``.
+            max_key: as in ``find_checkpoints``.
+            min_key: as in ``find_checkpoints``.
+            ckpt_predicate: as in ``find_checkpoints``.
 
-def _save(target: Any, path: Path) -> None:
-    torch.save(target.state_dict(), path)
+        Raises:
+            ConfigError: more than one key is given.
+        """
+        return next(iter(self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)), None)
 
+    def find_checkpoints(
+        self,
+        importance_key: _Key = None,
+        max_key: _Name = None,
+        min_key: _Name = None,
+        ckpt_predicate: _Key = None,
+        max_num_checkpoints: int | None = None,
+    ) -> list[Checkpoint]:
+        """Return checkpoints in the order of a key, the best first.
 
-def _load(target: Any, path: Path, _: bool) -> None:
-    target.load_state_dict(torch.load(path, weights_only=True))
+        Checkpoints that are equal by the key, or all without a key, come in the order of their age,
+        the newest first.
 
+        Args:
+            importance_key: a function of a checkpoint; a higher result is better.
+            max_key: a name in ``meta``; a higher number is better. Only checkpoints that have a
+                number there are returned.
+            min_key: a name in ``meta``; a lower number is better. Only checkpoints that have a
+                number there are returned.
+            ckpt_predicate: a function of a checkpoint; only those for which it is true are returned.
+            max_num_checkpoints: how many are returned at most; None for all.
 
-def _marked(kind: type, mark: str) -> _Hook:
-    """The method of a class that SpeechBrain's ``mark_as_saver`` or ``mark_as_loader`` has marked; None: it has none."""
-    methods = chain.from_iterable(vars(cls).values() for cls in kind.__mro__)
-    return next((method for method in methods if getattr(method, mark, False) is True), None)
+        Raises:
+            ConfigError: more than one key is given.
+        """
+        if sum(key is not None for key in (importance_key, max_key, min_key)) > 1:
+            raise ConfigError("importance_key, max_key and min_key each choose a checkpoint; give one of them")
+        found = self.list_checkpoints()
+        meta_key = max_key or min_key
+        if meta_key:
+            found = [checkpoint for checkpoint in found if isinstance(checkpoint.meta.get(meta_key), int | float)]
+            # Negated instead of reversed, so that equal checkpoints stay in their order.
+            sign = -1 if max_key else 1
+            found.sort(key=lambda checkpoint: sign * checkpoint.meta[meta_key])
+        elif importance_key:
+            found.sort(key=importance_key, reverse=True)
+        return list(filter(ckpt_predicate, found))[:max_num_checkpoints]
+
+    def recover_if_possible(
+        self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
+    ) -> Checkpoint | None:
+        """Load the first checkpoint of ``find_checkpoints`` that is valid.
+
+        Damaged checkpoints before it are set aside. ``load_checkpoint`` describes what is loaded.
+
+        Args:
+            importance_key: as in ``find_checkpoints``.
+            max_key: as in ``find_checkpoints``.
+            min_key: as in ``find_checkpoints``.
+            ckpt_predicate: as in ``find_checkpoints``.
+
+        Returns:
+            The checkpoint that was loaded, or None if ``find_checkpoints`` finds none.
+
+        Raises:
+            NoCheckpointError: there are checkpoints, and none is valid.
+            CheckpointError: the checkpoint does not fit, or lacks a recoverable.
+            ConfigError: more than one key is given.
+        """
+
+        def candidates() -> list[Path]:
+            chosen = [found.path for found in self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)]
+            readable = {listed.path for listed in self.list_checkpoints()}
+            # A checkpoint that cannot even be listed comes first, so that it is set aside.
+            return [path for path in self.all() if path not in readable] + chosen
+
+        loaded = self.store.newest_valid(self._needs_training(), candidates)
+        if loaded is None:
+            logger.info(f"{self.store.folder}: has no such checkpoint")
+            return None
+        self._load(loaded)
+        return Checkpoint.read(loaded.path)
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Load the recoverables, and the weights of the Brain that trains or is evaluated.
+
+        Args:
+            checkpoint: the checkpoint to load.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, does not fit, or lacks a recoverable.
+        """
+        self.store.wait()
+        self._load(reader.read_checkpoint(checkpoint.path, self._needs_training()))
+
+    def delete_checkpoints(
+        self,
+        *,
+        num_to_keep: int = 1,
+        min_keys: _Names = None,
+        max_keys: _Names = None,
+        importance_keys: Iterable[_Key] = (ckpt_recency,),
+        ckpt_predicate: _Key = None,
+        verbosity: int = logging.INFO,
+    ) -> None:
+        """Delete checkpoints that at least one key ranks, and no key ranks among its best.
+
+        The newest two valid checkpoints are kept in any case, and so are the newest two from which
+        ``fit`` can resume. With ``num_to_keep=0``, these are deleted, too.
+
+        Args:
+            num_to_keep: how many checkpoints are kept for each key.
+            min_keys: names as ``min_key`` of ``find_checkpoints``.
+            max_keys: names as ``max_key`` of ``find_checkpoints``.
+            importance_keys: functions as ``importance_key`` of ``find_checkpoints``.
+            ckpt_predicate: a function of a checkpoint; only those for which it is true may be
+                deleted.
+            verbosity: the level of the log lines, as in ``logging``.
+
+        Raises:
+            ConfigError: ``num_to_keep`` is negative.
+        """
+        if num_to_keep < 0:
+            raise ConfigError(f"num_to_keep is {num_to_keep}; use 0 or more")
+        keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
+        keys += [{"max_key": key} for key in max_keys or ()]
+        keys += [{"importance_key": key} for key in importance_keys]
+        ranked: set[Path] = set()
+        best: set[Path] = set()
+        for key in keys:
+            paths = [found.path for found in self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate)]
+            ranked.update(paths)
+            best.update(paths[:num_to_keep])
+        deleted = ranked - best
+        if not deleted or not current_world().is_main:
+            return
+        if num_to_keep:
+            listed = self.list_checkpoints()
+            deleted -= self._newest_valid(listed)
+            deleted -= self._newest_valid([checkpoint for checkpoint in listed if checkpoint.resumable])
+        for path in deleted:
+            self.store.remove(path)
+            logger.log(_loguru_level(verbosity), f"{path}: is deleted")
+
+    def _newest_valid(self, checkpoints: Sequence[Checkpoint]) -> set[Path]:
+        """Return the paths of the newest valid checkpoints, as many as are always kept.
+
+        Args:
+            checkpoints: the newest first.
+        """
+        valid = (checkpoint.path for checkpoint in checkpoints if self.store.is_valid(checkpoint.path))
+        return set(islice(valid, store.FEWEST))
+
+    def _request(
+        self, meta: _Map, end_of_epoch: bool, name: _Name, verbosity: int, deletions: Sequence[dict[str, Any]]
+    ) -> Checkpoint | None:
+        """Have ``fit`` save a checkpoint, or save it now if no ``fit`` is running.
+
+        Args:
+            meta: as in ``save_checkpoint``.
+            end_of_epoch: as in ``save_checkpoint``.
+            name: as in ``save_checkpoint``.
+            verbosity: as in ``save_checkpoint``.
+            deletions: the keyword arguments of each call of ``delete_checkpoints`` after the save.
+        """
+        in_fit = self.session.requests is not None
+        suffix = ""
+        if name:
+            # `fit` does not resume from a checkpoint with an @.
+            mark = "@" if self.session.models and not in_fit else "+"
+            suffix = f"{mark}{name}"
+            deletions = [{"ckpt_predicate": lambda checkpoint: checkpoint.path.name.endswith(suffix)}, *deletions]
+        # Raises for a wrong name.
+        layout.checkpoint_name(0, suffix)
+        request = _Request(finite(dict(meta or {}), "meta"), suffix, verbosity, tuple(deletions))
+        if in_fit:
+            self.session.ask(request)
+            return None
+        return self._save_now(request, end_of_epoch=end_of_epoch)
+
+    def _save_now(self, request: _Request, *, end_of_epoch: bool) -> Checkpoint:
+        """Save a requested checkpoint while no ``fit`` is running."""
+        models = self.session.models
+        suffix = request.suffix
+        newest = self.newest()
+        iteration = layout.step_of(newest) or 0 if newest else 0
+        if not models:
+            # In a script, each checkpoint counts as one more iteration.
+            iteration += 1
+        elif not suffix:
+            # The checkpoint of the same iteration that `fit` has saved stays.
+            suffixes = (f"@{number}" for number in count(2))
+            suffix = next(free for free in suffixes if not self.store.path_of(iteration, free).exists())
+        iteration, suffix = current_world().broadcast((iteration, suffix))
+        counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
+        with self.session.saving(end_of_epoch=end_of_epoch):
+            training = TrainingState.capture(models, self.recoverables, None).to_tree()
+            path = self._save(models, counters, {}, training, suffix=suffix, metas=[request.meta], requests=[request])
+        self.store.wait()
+        return Checkpoint.read(path)
+
+    def _save(
+        self,
+        models: Models,
+        train_state: Mapping[str, int],
+        *contents: Any,
+        suffix: str,
+        metas: Sequence[Mapping[str, Any]],
+        requests: Sequence[_Request],
+    ) -> Path:
+        """Write a checkpoint, and answer the requests with it.
+
+        Args:
+            models: as in ``CheckpointStore.save``.
+            train_state: as in ``CheckpointStore.save``.
+            contents: the further positional arguments of ``CheckpointStore.save``.
+            suffix: the end of the name of the folder, after the iteration.
+            metas: merged to the ``meta`` of the checkpoint; a later one takes precedence. If there
+                are none, no call has requested the checkpoint.
+            requests: the requests that are answered.
+        """
+        options: dict[str, Any] = {"end_of_epoch": self.session.end_of_epoch, "suffix": suffix}
+        if metas:
+            options["meta"] = {key: value for meta in metas for key, value in meta.items()}
+        # The retention of the store keeps all requested checkpoints. Outside of `fit`, it also
+        # keeps the checkpoints from which `fit` can resume.
+        in_fit = self.session.requests is not None
+        listed = self.list_checkpoints()
+        self.store.protect(
+            checkpoint.path for checkpoint in listed if checkpoint.asked or (checkpoint.resumable and not in_fit)
+        )
+        path = self.store.save(models, train_state, *contents, **options)
+        for request in requests:
+            logger.log(_loguru_level(request.verbosity), f"{path}: is saved")
+            for keywords in request.deletions:
+                self.delete_checkpoints(**keywords, verbosity=request.verbosity)
+        return path
+
+    def _needs_training(self) -> bool:
+        """Return whether a load needs more than the weights."""
+        return bool(self.recoverables) and not self.session.weights_alone
+
+    def _load(self, loaded: LoadedCheckpoint) -> None:
+        """Restore the weights of the Brain, and the recoverables."""
+        self.session.refuse_lacking(loaded)
+        models = self.session.models
+        if models and loaded.weights:
+            restore.restore_weights(loaded, models)
+            logger.info(f"weights of {', '.join(models)} loaded from {loaded.path}")
+        if loaded.state:
+            restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))
 
 
 class _Request(NamedTuple):
@@ -161,12 +512,14 @@ class BrainSession:
     """The use of a Checkpointer by a Brain and its ``fit``.
 
     Args:
-        checkpointer: the Checkpointer, which then saves and loads the Brain too.
+        checkpointer: the Checkpointer, which then saves and loads the Brain, too.
 
     Attributes:
-        models: the Brain, in the form in which a run has its models; empty in a script without a Brain.
-        requests: the checkpoints requested since the last save of ``fit``; None if no ``fit`` is running.
-        weights_alone: whether only weights are loaded, because an evaluation runs within a fit.
+        models: the Brain, in the form in which a run has its models; empty in a script without a
+            Brain.
+        requests: the checkpoints requested since the last save of ``fit``; None if no ``fit`` is
+            running.
+        weights_alone: whether only weights are loaded, because an evaluation runs within a ``fit``.
         end_of_epoch: whether the checkpoint that is being saved is from the end of an epoch.
     """
 
@@ -179,7 +532,7 @@ class BrainSession:
         self._wake: Callable[[], object] = object
 
     def begin(self, models: Models) -> None:
-        """Save and load a Brain from now on; requests for an earlier one are dropped."""
+        """Save and load a Brain from now on, and drop the requests for an earlier one."""
         self.models = models
         self.requests = None
         self.weights_alone = False
@@ -188,23 +541,26 @@ class BrainSession:
     def in_use(self, models: Models) -> Iterator[None]:
         """Use the Checkpointer for a ``fit`` or an evaluation of a Brain in the block."""
         self.models = models
-        before = self.requests, self.weights_alone
-        self.weights_alone = self.requests is not None
+        requests = self.requests
+        weights_alone = self.weights_alone
+        self.weights_alone = requests is not None
         try:
             yield
         finally:
-            self.requests, self.weights_alone = before
+            self.requests = requests
+            self.weights_alone = weights_alone
 
     def begin_fit(self, wake: Callable[[], object]) -> None:
         """Collect requests from now on, until ``end_fit`` or the end of the block ``in_use``.
 
         Args:
-            wake: makes the fit check the requests after the current batch.
+            wake: makes the ``fit`` check the requests after the current batch.
         """
-        self.requests, self._wake = [], wake
+        self.requests = []
+        self._wake = wake
 
     def end_fit(self) -> None:
-        """Save requested checkpoints immediately again. A later fit does not resume from these."""
+        """Save requested checkpoints at once again. A later ``fit`` does not resume from these."""
         self.requests = None
 
     def ask(self, request: _Request) -> None:
@@ -214,9 +570,9 @@ class BrainSession:
             ConfigError: an earlier request has another name.
         """
         self.requests = self.requests or []
-        names = [own.suffix[1:] for own in self.requests if own.suffix not in {"", request.suffix}]
-        if names and request.suffix:
-            wanted = f"'{names[0]}' and '{request.suffix[1:]}'"
+        suffixes = [earlier.suffix for earlier in self.requests if earlier.suffix not in {"", request.suffix}]
+        if suffixes and request.suffix:
+            wanted = f"'{suffixes[0][1:]}' and '{request.suffix[1:]}'"
             what = f"save_checkpoint: fit saves one checkpoint now, and it is to be named {wanted}"
             raise ConfigError(f"{what}; give it one name, or call from different batches")
         self.requests.append(request)
@@ -224,349 +580,85 @@ class BrainSession:
 
     @contextmanager
     def saving(self, *, end_of_epoch: bool) -> Iterator[None]:
-        """A block in which a checkpoint is captured and saved; custom save hooks are told whether an epoch has ended."""
+        """Capture and save a checkpoint in the block.
+
+        Args:
+            end_of_epoch: whether an epoch has ended. The checkpoint and the functions that load
+                files get this value.
+        """
         self.end_of_epoch = end_of_epoch
         try:
             yield
         finally:
             self.end_of_epoch = True
 
-    def save(self, models: Models, train_state: Mapping[str, int], metrics: Mapping[str, Any], *rest: Any) -> Path:
-        """Write a checkpoint of ``fit``, as ``CheckpointStore.save`` does, and answer the requests with it."""
-        # A checkpoint of ``fit`` is recognized by the name of the Brain here, even before there are numbers.
-        rest = ({**{name: {} for name in models}, **metrics}, *rest)
-        requests, self.requests = self.requests or [], []
-        checkpointer, iteration = self._checkpointer, train_state["iteration"]
-        suffix = next((own.suffix for own in reversed(requests) if own.suffix), "")
-        path, listed = checkpointer.store.path_of(iteration, suffix), checkpointer.list_checkpoints()
-        # Of the same iteration, such as in the last batch of the epoch that is over now; which fit goes on from.
-        same = [each for each in listed if each.asked and each.resumable and layout.step_of(each.path) == iteration]
-        if same and not suffix:
-            path, suffix = same[0].path, "".join(same[0].path.name.partition("+")[1:])
-        metas = [each.meta for each in same if each.path == path] + [own.meta for own in requests]
-        return checkpointer._save(models, train_state, *rest, suffix=suffix, metas=metas, requests=requests)
+    def save(self, models: Models, train_state: Mapping[str, int], metrics: Mapping[str, Any], *contents: Any) -> Path:
+        """Write a checkpoint of ``fit``, and answer the requests with it.
+
+        Args:
+            models: as in ``CheckpointStore.save``.
+            train_state: as in ``CheckpointStore.save``.
+            metrics: as in ``CheckpointStore.save``.
+            contents: the further positional arguments of ``CheckpointStore.save``.
+        """
+        # A checkpoint of `fit` is recognized by the name of the Brain in the metrics, so the name
+        # is there even before there are numbers.
+        metrics = {**{name: {} for name in models}, **metrics}
+        requests = self.requests or []
+        self.requests = []
+        checkpointer = self._checkpointer
+        iteration = train_state["iteration"]
+        suffix = next((request.suffix for request in reversed(requests) if request.suffix), "")
+        path = checkpointer.store.path_of(iteration, suffix)
+        # A call in the last batch of an epoch requests a checkpoint of the same iteration as the
+        # end of the epoch. Without another name, the later checkpoint replaces the earlier one.
+        earlier = [
+            checkpoint
+            for checkpoint in checkpointer.list_checkpoints()
+            if checkpoint.asked and checkpoint.resumable and layout.step_of(checkpoint.path) == iteration
+        ]
+        if earlier and not suffix:
+            path = earlier[0].path
+            _, plus, name = path.name.partition("+")
+            suffix = plus + name
+        metas = [checkpoint.meta for checkpoint in earlier if checkpoint.path == path]
+        metas += [request.meta for request in requests]
+        return checkpointer._save(
+            models, train_state, metrics, *contents, suffix=suffix, metas=metas, requests=requests
+        )
 
     def in_folder(self, folder: Path) -> Checkpointer:
-        """Return a Checkpointer with the same recoverables, and checkpoints elsewhere."""
-        own = self._checkpointer
-        other = Checkpointer(folder, None, own.custom_load_hooks, own.custom_save_hooks, allow_partial_load=True)
-        for name, each in own.recoverables.items():
-            other.recoverables[name] = replace(each, checkpointer=other) if isinstance(each, _OwnFile) else each
+        """Return a Checkpointer with the same recoverables, and with checkpoints in another folder."""
+        original = self._checkpointer
+        other = Checkpointer(
+            folder, None, original.custom_load_hooks, original.custom_save_hooks, allow_partial_load=True
+        )
+        for name, recoverable in original.recoverables.items():
+            if isinstance(recoverable, FileRecoverable):
+                other.recoverables[name] = replace(recoverable, moment=other.session)
+            else:
+                other.recoverables[name] = recoverable
         other.session.begin(self.models)
         return other
 
     def refuse_lacking(self, loaded: LoadedCheckpoint) -> None:
-        """Raise for a recoverable that a checkpoint lacks, and that may not stay as it is."""
-        checkpointer, states = self._checkpointer, loaded.state.recoverables if loaded.state else {}
-        needed = set() if self.weights_alone else checkpointer.recoverables.keys() - checkpointer._optional
+        """Check that a checkpoint has every recoverable that it may not lack.
+
+        Raises:
+            CheckpointError: it lacks a recoverable.
+        """
+        if self.weights_alone:
+            return
+        checkpointer = self._checkpointer
+        states = loaded.state.recoverables if loaded.state else {}
+        needed = checkpointer.recoverables.keys() - checkpointer._optional
         for name in needed - states.keys():
             if not (checkpointer.allow_partial_load or "dataloader" in name):
                 what = f"{loaded.path}: has no state of '{name}'"
                 raise CheckpointError(f"{what}; use another, or give add_recoverable optional_load=True")
 
 
-class Checkpointer(RunCheckpointer):
-    """The checkpoints of ``Brain.fit``, or of a script; its calls are those of SpeechBrain's.
-
-    While ``fit`` trains, what a call asks for is saved as soon as the batch, or in ``on_stage_end`` the epoch, is over:
-    as the one checkpoint that ``fit`` saves then, so that training goes on from it bit for bit. Elsewhere it is saved at
-    once: the recoverables, and the weights of the Brain, if it has one. Of several processes all have to call.
-
-    Args:
-        checkpoints_dir: where they are; made with the first.
-        recoverables: name -> object whose state is kept: with ``state_dict`` and ``load_state_dict``, or with the two
-            methods that SpeechBrain's ``mark_as_saver`` and ``mark_as_loader`` mark.
-        custom_load_hooks: name -> ``function(object, path, end_of_epoch)`` that loads its file.
-        custom_save_hooks: name -> ``function(object, path)`` that writes it; with ``torch.save`` of plain data, or text.
-        allow_partial_load: whether what a checkpoint lacks stays as it is; else that is an error.
-        keep_last: how many of the newest are kept beside those that calls have asked for, 2 at least; None: all, or with
-            ``recoverables`` 2.
-        asynchronous: ``save`` copies the tensors and returns, a thread does the rest.
-        disk: what writes.
-
-    Attributes:
-        recoverables: those and the ones that were added, by name; one with functions for its file as what calls them.
-
-    Raises:
-        ConfigError: ``keep_last`` is less than 2, or a recoverable has no state.
-    """
-
-    def __init__(
-        self,
-        checkpoints_dir: str | Path,
-        recoverables: _Map = None,
-        custom_load_hooks: _Map = None,
-        custom_save_hooks: _Map = None,
-        allow_partial_load: bool = False,
-        *,
-        keep_last: int | None = None,
-        asynchronous: bool = False,
-        disk: Disk = DISK,
-    ) -> None:
-        if keep_last is None and recoverables is not None:
-            keep_last = store.FEWEST
-        super().__init__(CheckpointStore(checkpoints_dir, keep_last=keep_last, asynchronous=asynchronous, disk=disk))
-        self.custom_load_hooks, self.custom_save_hooks = dict(custom_load_hooks or {}), dict(custom_save_hooks or {})
-        self.allow_partial_load, self._optional = allow_partial_load, set[str]()
-        self.session = BrainSession(self)
-        self.add_recoverables(recoverables or {})
-
-    def add_recoverable(
-        self,
-        name: str,
-        obj: Any,
-        custom_load_hook: _Hook = None,
-        custom_save_hook: _Hook = None,
-        optional_load: bool = False,
-    ) -> None:
-        """Keep the state of an object in each checkpoint; one that had the name is replaced.
-
-        Args:
-            name: of its state.
-            obj: the object.
-            custom_load_hook: as in ``custom_load_hooks``.
-            custom_save_hook: as in ``custom_save_hooks``.
-            optional_load: whether it stays as it is where a checkpoint lacks it.
-
-        Raises:
-            ConfigError: nothing says how to save or load it.
-        """
-        save = custom_save_hook or self.custom_save_hooks.get(name) or _marked(type(obj), "_speechbrain_saver")
-        load = custom_load_hook or self.custom_load_hooks.get(name) or _marked(type(obj), "_speechbrain_loader")
-        if not (save and load) and not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
-            what = f"recoverable '{name}' ({type(obj).__name__}) has neither state_dict and load_state_dict nor hooks"
-            raise ConfigError(f"{what}; define them, or name its custom_save_hooks and custom_load_hooks")
-        if (save or load) and not layout.is_file_name(name):
-            raise ConfigError(f"recoverable '{name}': this cannot be the name of its file; give it another")
-        self.recoverables[name] = _OwnFile(name, obj, save or _save, load or _load, self) if save or load else obj
-        (self._optional.add if optional_load else self._optional.discard)(name)
-
-    def add_recoverables(self, recoverables: Mapping[str, Any]) -> None:
-        """``add_recoverable`` for each of a mapping.
-
-        Raises:
-            ConfigError: nothing says how to save or load one of them.
-        """
-        for name, obj in recoverables.items():
-            self.add_recoverable(name, obj)
-
-    def save_checkpoint(
-        self, meta: _Map = None, end_of_epoch: bool = True, name: _Name = None, verbosity: int = logging.INFO
-    ) -> Checkpoint | None:
-        """Save a checkpoint.
-
-        Args:
-            meta: plain data by which it can be found, such as ``{"loss": 0.1}``.
-            end_of_epoch: whether an epoch is over, ``meta["end-of-epoch"]``; while ``fit`` trains, it knows that itself.
-            name: what stands behind the iteration in the name of its folder. Of earlier ones of this name the last stays,
-                and the others are deleted.
-            verbosity: level of its log line, as in ``logging``.
-
-        Returns:
-            The checkpoint; None while ``fit`` trains, which saves it later.
-
-        Raises:
-            StageError: ``meta`` is no plain data.
-            CheckpointError: the state of a recoverable cannot be saved.
-            StorageError: the storage refuses.
-        """
-        return self._ask(meta, end_of_epoch, name, verbosity)
-
-    def save_and_keep_only(  # noqa: PLR0917 # as SpeechBrain's is called
-        self,
-        meta: _Map = None,
-        end_of_epoch: bool = True,
-        name: _Name = None,
-        num_to_keep: int = 1,
-        keep_recent: bool = True,
-        importance_keys: Iterable[_Key] = (),
-        max_keys: _Names = None,
-        min_keys: _Names = None,
-        ckpt_predicate: _Key = None,
-        verbosity: int = logging.INFO,
-    ) -> None:
-        """``save_checkpoint``, and then ``delete_checkpoints``; ``keep_recent``: ``ckpt_recency`` is one of the keys."""
-        keys = {"importance_keys": [*importance_keys, *([ckpt_recency] if keep_recent else [])], "max_keys": max_keys}
-        keep = {**keys, "min_keys": min_keys, "num_to_keep": num_to_keep, "ckpt_predicate": ckpt_predicate}
-        self._ask(meta, end_of_epoch, name, verbosity, keep)
-
-    def list_checkpoints(self) -> list[Checkpoint]:
-        """All checkpoints, the newest first; a damaged one may be among them."""
-        found = []
-        for path in self.all():
-            # Not what another process has just removed, or what is no checkpoint.
-            with suppress(CheckpointError, OSError):
-                found.append(Checkpoint.read(path))
-        return sorted(found, key=ckpt_recency, reverse=True)
-
-    def find_checkpoint(
-        self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
-    ) -> Checkpoint | None:
-        """The first of ``find_checkpoints``; None: there is none."""
-        return next(iter(self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)), None)
-
-    def find_checkpoints(
-        self,
-        importance_key: _Key = None,
-        max_key: _Name = None,
-        min_key: _Name = None,
-        ckpt_predicate: _Key = None,
-        max_num_checkpoints: int | None = None,
-    ) -> list[Checkpoint]:
-        """The checkpoints by a key, the best first; of equals, and without a key, the newest.
-
-        Args:
-            importance_key: function of a checkpoint, more being better.
-            max_key: a name in ``meta``, more being better. Only those count that have a number there.
-            min_key: likewise, less being better.
-            ckpt_predicate: whether a checkpoint counts.
-            max_num_checkpoints: how many at most.
-
-        Raises:
-            ConfigError: several keys are given.
-        """
-        if sum(key is not None for key in (importance_key, max_key, min_key)) > 1:
-            raise ConfigError("importance_key, max_key and min_key each choose a checkpoint; give one of them")
-        found, key = self.list_checkpoints(), max_key or min_key
-        if key:
-            found = [each for each in found if isinstance(each.meta.get(key), int | float)]
-            found.sort(key=lambda each: -each.meta[key] if max_key else each.meta[key])
-        elif importance_key:
-            found.sort(key=importance_key, reverse=True)
-        return list(filter(ckpt_predicate, found))[:max_num_checkpoints]
-
-    def recover_if_possible(
-        self, importance_key: _Key = None, max_key: _Name = None, min_key: _Name = None, ckpt_predicate: _Key = None
-    ) -> Checkpoint | None:
-        """``load_checkpoint`` the first of ``find_checkpoints`` that is valid; the damaged ones before it are set aside.
-
-        Returns:
-            It; None: there is none.
-
-        Raises:
-            NoCheckpointError: there are some, and none is valid.
-            CheckpointError: it does not fit, or lacks a recoverable.
-        """
-
-        def found() -> list[Path]:
-            chosen = self.find_checkpoints(importance_key, max_key, min_key, ckpt_predicate)
-            readable = [each.path for each in self.list_checkpoints()]
-            return [*(path for path in self.all() if path not in readable), *(each.path for each in chosen)]
-
-        loaded = self.store.newest_valid(self._needs_training(), found)
-        if loaded is None:
-            logger.info(f"{self.store.folder}: has no such checkpoint")
-            return None
-        self._load(loaded)
-        return Checkpoint.read(loaded.path)
-
-    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Load the recoverables from a checkpoint, and the weights of the Brain that trains or is evaluated.
-
-        Raises:
-            CheckpointError: it is damaged, does not fit, or lacks a recoverable.
-        """
-        self.store.wait()
-        self._load(reader.read_checkpoint(checkpoint.path, self._needs_training()))
-
-    def delete_checkpoints(
-        self,
-        *,
-        num_to_keep: int = 1,
-        min_keys: _Names = None,
-        max_keys: _Names = None,
-        importance_keys: Iterable[_Key] = (ckpt_recency,),
-        ckpt_predicate: _Key = None,
-        verbosity: int = logging.INFO,
-    ) -> None:
-        """Delete the checkpoints that a key has and none puts among its ``num_to_keep`` best.
-
-        The newest two that are valid stay, and the newest two from which ``fit`` can go on, unless ``num_to_keep`` is 0.
-
-        Args:
-            num_to_keep: how many stay of each key.
-            min_keys: as ``min_key`` of ``find_checkpoints``.
-            max_keys: as ``max_key``.
-            importance_keys: as ``importance_key``.
-            ckpt_predicate: whether a checkpoint may be deleted.
-            verbosity: level of its log lines, as in ``logging``.
-
-        Raises:
-            ConfigError: ``num_to_keep`` is negative.
-        """
-        if num_to_keep < 0:
-            raise ConfigError(f"num_to_keep is {num_to_keep}; use 0 or more")
-        keys: list[dict[str, Any]] = [{"min_key": key} for key in min_keys or ()]
-        keys += [{"max_key": key} for key in max_keys or ()] + [{"importance_key": key} for key in importance_keys]
-        ranked = [[each.path for each in self.find_checkpoints(**key, ckpt_predicate=ckpt_predicate)] for key in keys]
-        others = {path for own in ranked for path in own} - {path for own in ranked for path in own[:num_to_keep]}
-        if others and current_world().is_main:
-            listed = self.list_checkpoints() if num_to_keep else []
-            for newest in (listed, [each for each in listed if each.resumable]):
-                others -= {*islice((each.path for each in newest if self.store.is_valid(each.path)), store.FEWEST)}
-            for path in others:
-                self.store.remove(path)
-                logger.log(_level(verbosity), f"{path}: is deleted")
-
-    def _save(
-        self,
-        models: Models,
-        train_state: Mapping[str, int],
-        *rest: Any,
-        suffix: str,
-        metas: Sequence[Mapping[str, Any]],
-        requests: Sequence[_Request],
-    ) -> Path:
-        """Write a checkpoint that answers the requests of calls."""
-        told: dict[str, Any] = {"end_of_epoch": self.session.end_of_epoch, "suffix": suffix}
-        if metas:
-            told["meta"] = {key: value for meta in metas for key, value in meta.items()}
-        # Those of a fit are not deleted by what is no fit.
-        in_fit, listed = self.session.requests is not None, self.list_checkpoints()
-        self.store.protect(each.path for each in listed if each.asked or (each.resumable and not in_fit))
-        path = self.store.save(models, train_state, *rest, **told)
-        for request in requests:
-            logger.log(_level(request.verbosity), f"{path}: is saved")
-            for keywords in request.deletions:
-                self.delete_checkpoints(**keywords, verbosity=request.verbosity)
-        return path
-
-    def _ask(
-        self, meta: _Map, end_of_epoch: bool, name: _Name, verbosity: int, *deletions: dict[str, Any]
-    ) -> Checkpoint | None:
-        """Have ``fit`` save a checkpoint; save it, where none trains."""
-        session = self.session
-        in_fit, models = session.requests is not None, session.models
-        mark = "@" if models and not in_fit else "+"
-        layout.checkpoint_name(0, suffix := f"{mark}{name}" if name else "")
-        if name:
-            deletions = ({"ckpt_predicate": lambda each: each.path.name.endswith(suffix)}, *deletions)
-        request = _Request(finite(dict(meta or {}), "meta"), suffix, verbosity, deletions)
-        if in_fit:
-            session.ask(request)
-            return None
-        newest = self.newest()
-        # With a Brain, that of what it has trained; in a script, the next.
-        iteration = (layout.step_of(newest) or 0 if newest else 0) + (not models)
-        if models and not name:
-            suffix = next(own for own in map("@{}".format, count(2)) if not self.store.path_of(iteration, own).exists())
-        iteration, suffix = current_world().broadcast((iteration, suffix))
-        counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
-        with session.saving(end_of_epoch=end_of_epoch):
-            training = TrainingState.capture(models, self.recoverables, None).to_tree()
-            path = self._save(models, counters, {}, training, suffix=suffix, metas=[request.meta], requests=[request])
-        self.store.wait()
-        return Checkpoint.read(path)
-
-    def _needs_training(self) -> bool:
-        """Return whether a load needs more than the weights."""
-        return bool(self.recoverables) and not self.session.weights_alone
-
-    def _load(self, loaded: LoadedCheckpoint) -> None:
-        self.session.refuse_lacking(loaded)
-        models = self.session.models
-        if models and loaded.weights:
-            restore.restore_weights(loaded, models)
-            logger.info(f"weights of {', '.join(models)} loaded from {loaded.path}")
-        if loaded.state:
-            restore.restore_recoverables(self.recoverables, loaded.state, str(loaded.path))
+def _loguru_level(verbosity: int) -> str | int:
+    """Return a level of ``logging`` as a level of loguru."""
+    is_standard = verbosity in range(10, 51, 10)
+    return logging.getLevelName(verbosity) if is_standard else verbosity
