@@ -218,7 +218,7 @@ class GradientsView(Protocol):
 
 
 class TrainingLoop(Protocol):
-    """What the context needs of the engine of a runner stage; it is in ``engine/engine.py``."""
+    """What the context needs of the engine of a runner stage: a ``PassEngine`` or an ``IterationEngine``."""
 
     def wake(self) -> object:
         """As ``Context.wake``."""

@@ -173,7 +173,7 @@ class Curve:
 
 
 class RangeTest:
-    """Runs a pass in which each update has another rate, as the engine of that pass.
+    """The engine of one pass in which each update has another rate.
 
     Args:
         context: of the run; its counters are put back by whoever has called this.

@@ -82,6 +82,7 @@ class Checkpointer(RunCheckpointer):
         >>> saved = checkpointer.save_checkpoint({"loss": 0.7})
         >>> checkpointer.recover_if_possible(min_key="loss").meta["loss"]
         0.5
+        >>> folder.cleanup()
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class AnnouncedLengths:
         self.planned = plan_schedules(runner, phases, context, user_code)
 
     def report(self, phase: str, announced: int, found: int, address: str) -> None:
-        """Compare the batches of a round that is over, and warn once for each phase if there was another number.
+        """Warn, once for each phase, if a round had another number of batches than its loader has announced.
 
         Args:
             phase: the phase.

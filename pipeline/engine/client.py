@@ -189,7 +189,7 @@ class Client:
 class IterationClient(Client):
     """A client that trains without passes.
 
-    Its code loops over ``Engine.iterations``, and reads any number of batches in each iteration. It
+    Its code loops over ``IterationEngine.iterations``, and reads any number of batches in each iteration. It
     also decides when an epoch starts and ends.
     """
 

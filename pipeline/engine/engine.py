@@ -60,7 +60,7 @@ class Engine(ABC):
     Attributes:
         counters: ``context["train_state"]``.
         schedule: the intervals and limits.
-        next_check: the next iteration after which ``run_scheduled`` is called. 0 means after the current one.
+        next_check: the next iteration after which something may be scheduled. 0 means after the current one.
         agreement: makes multiple processes do the same after the same iteration; None for a single process.
         in_use: whether one of its methods was called.
         over: whether training is over.
@@ -168,7 +168,7 @@ class Engine(ABC):
         self.look_ahead()
         if self.journal.checkpoint:
             self.hooks.on_resume(context=context)
-        self._start()
+        self._finish_preparing()
 
     def _check_context(self) -> None:
         """Raise an error if this context cannot be trained.
@@ -226,7 +226,7 @@ class Engine(ABC):
         """Return the number of the epoch with which the training starts or continues."""
 
     @abstractmethod
-    def _start(self) -> None:
+    def _finish_preparing(self) -> None:
         """Do the last thing before training starts or continues."""
 
     @abstractmethod
@@ -509,11 +509,13 @@ class Engine(ABC):
             self.hooks.before_checkpoint_saved(context=self.context)
         answered = [CHECKPOINT] if self.validation.running else [CHECKPOINT, VALIDATION]
         self.context.clear_requests(*answered)
+        # First, since an experiment may read a batch ahead for its counters, which draws random numbers.
+        counters = self.client.saved_counters()
         state = self.state()
         self.numbers.make_plain()
         time_spent = self.schedule.time_limit.state() if self.schedule.time_limit else {}
         self.checkpoints.save(
-            self.client.saved_counters(),
+            counters,
             self.numbers.metrics,
             self._iterations_of_weights(),
             end_of_epoch=self.journal.inner is None,

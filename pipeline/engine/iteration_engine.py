@@ -119,7 +119,7 @@ class IterationEngine(Engine):
     def _first_epoch(self) -> int:
         return self.client.current_epoch()
 
-    def _start(self) -> None:
+    def _finish_preparing(self) -> None:
         """Restore the random generators. There are no calls that would have to be replayed first."""
         self.journal.arrive_after_last_call()
 

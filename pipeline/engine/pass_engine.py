@@ -31,7 +31,7 @@ class PassEngine(Engine):
     """Trains the phases of a runner, or a Brain alone, in passes over the data.
 
     A runner stage calls ``epochs``, ``batches``, ``validate`` and ``save``, through the context or directly, and so does
-    ``Brain.fit``. A TrainPass, which has the loop over the batches, calls ``open``, ``run_scheduled`` and ``close``.
+    ``Brain.fit``. A TrainPass, which has the loop over the batches, calls the methods of ``PassOwner``.
 
     Passes may be nested: the code that trains on a batch of one pass may request batches of another pass. A batch is
     active until its pass, or a pass around it, is asked for its next batch. The outermost pass with an active batch
@@ -219,7 +219,11 @@ class PassEngine(Engine):
         return max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch))
 
     def batches_before_resume(self) -> int | None:
-        """Return how many batches of the running epoch were done when the checkpoint was saved; None outside of epochs."""
+        """Return how many batches of the running epoch were done when the checkpoint was saved.
+
+        Returns:
+            The number; 0 if nothing is resumed; None if no epoch was running.
+        """
         checkpoint = self.journal.checkpoint
         state = checkpoint.state.engine if checkpoint and checkpoint.state else None
         if state is None:
@@ -514,7 +518,7 @@ class PassEngine(Engine):
 
     # The end.
 
-    def _start(self) -> None:
+    def _finish_preparing(self) -> None:
         """Request the first validation."""
         self._request_first_validation()
 

@@ -37,8 +37,8 @@ class PassOwner(Protocol):
     def open(self, training: TrainPass) -> Iterator[Any] | None:
         """Start a pass, or continue one, and return its batches; None if it is over at once."""
 
-    def next_round(self, training: TrainPass) -> Iterator[Any] | None:
-        """Return the batches of one more round over the data of a pass that repeats; None if there is none."""
+    def next_round(self, training: TrainPass) -> Iterator[Any]:
+        """Return the batches of one more round over the data of a pass that repeats."""
 
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass; ``batches`` is the argument of ``TrainPass.start``."""

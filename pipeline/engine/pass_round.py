@@ -19,7 +19,7 @@ from pipeline.signals import SHUTDOWN
 
 
 class PassRound:
-    """One round over the data of a pass, and what is known about the number of its batches.
+    """One round over the data of a pass, and what ``measure`` finds out about the number of its batches.
 
     Args:
         loader: has the batches.

@@ -51,7 +51,7 @@ class TrainPass:
         after_batch: is called after each batch. It has the metrics judge the batch, and calls the plugins.
         validated: whether its phase was validated after it, if that was scheduled.
         state: the state from a checkpoint that it continues from; None for a new pass.
-        resources: are closed at the end of a round.
+        resources: are closed at the end of each round and of the pass.
     """
 
     kind = "pass"

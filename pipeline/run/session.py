@@ -356,7 +356,7 @@ def env_was_read(context: Context) -> bool:
 
 
 class StageLoop(TrainingLoop, Protocol):
-    """What a session needs of the engine of a runner stage; it is in ``engine/engine.py``."""
+    """What a session needs of the engine of a runner stage: a ``PassEngine`` or an ``IterationEngine``."""
 
     in_use: bool
 
