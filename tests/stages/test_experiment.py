@@ -812,6 +812,47 @@ def test_what_is_changed_after_resume_or_load_stays(made: Made) -> None:
     assert equal(experiment.model.state_dict(), loop(5))
 
 
+class Noise(IterableDataset[tuple[Tensor, Tensor]]):
+    """Ten samples with noise of the dataset's own generator. Only reading tells how many there are."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in table():
+            yield x + torch.randn(3, generator=self.generator), y
+
+
+class SavesInside(Line):
+    """Saves in iteration 2, after its batch, and may fail right after that."""
+
+    fails = False
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.train_loader = DataLoader(Noise(), batch_size=4)
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        if self.iteration == 2:
+            self.save()
+            if self.fails:
+                raise ZeroDivisionError
+
+
+def test_save_within_an_iteration_keeps_the_generator_of_the_data(made: Made) -> None:
+    """The counters of a checkpoint tell whether the epoch is over, for which the next batch is read."""
+    whole = made(SavesInside, output="whole")
+    whole.run()
+    failing = made(SavesInside)
+    failing.fails = True
+    with pytest.raises(ZeroDivisionError):
+        failing.run()
+    resumed = made(SavesInside)
+    resumed.run()
+    assert [*map(torch.Tensor.tolist, resumed.read)] == [*map(torch.Tensor.tolist, whole.read[2:])]
+
+
 def test_a_checkpoint_of_something_else_is_refused(made: Made) -> None:
     chosen = {**config(), "dataset": [{"name": "data", "class_path": table, "batch_size": 4}]}
     chosen["phase"] = [{"name": "line", "model": lambda: nn.Linear(3, 1), "loss": mse, "dataset_name": "data"}]
